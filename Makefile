@@ -1,0 +1,50 @@
+JOBS ?= $(shell nproc)
+PYTHON := .venv/bin/python
+SOURCES = $(shell find include src testbeds examples tests -name '*.h' -o -name '*.cpp')
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test demo asan coverage format lint clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+setup:  ## install the Debian packages that are missing, and .venv
+	@scripts/setup.sh
+
+build: build/release/build.ninja  ## build the library, the tests and the examples
+	cmake --build --preset release -j $(JOBS)
+
+test: build  ## run all tests
+	ctest --preset release
+	$(PYTHON) -m pytest tests/python
+
+demo: build/release/build.ninja  ## show two copies of a network that stay the same function
+	cmake --build --preset release -j $(JOBS) --target same_function_twice
+	build/release/examples/same_function_twice
+
+asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
+	cmake --build --preset asan-ubsan -j $(JOBS)
+	ctest --preset asan-ubsan
+
+coverage: build/coverage/build.ninja  ## report the lines that the C++ tests reach
+	@scripts/setup.sh coverage
+	find build/coverage -name '*.gcda' -delete
+	cmake --build --preset coverage -j $(JOBS)
+	ctest --preset coverage
+	gcovr --root . --filter include/ --filter src/ -j $(JOBS) --print-summary build/coverage
+
+format:  ## format the sources
+	@scripts/setup.sh lint
+	clang-format -i $(SOURCES)
+
+lint: build/lint/build.ninja  ## check the format, and run clang-tidy
+	@scripts/setup.sh lint
+	clang-format --dry-run -Werror $(SOURCES)
+	run-clang-tidy -quiet -j $(JOBS) -p build/lint '(src|testbeds|examples|tests)/'
+
+clean:  ## delete what was built
+	rm -rf build out
+
+# Later changes of the CMake files, and new sources, are Ninja's to notice.
+build/%/build.ninja: CMakePresets.json | setup
+	cmake --preset $*

@@ -1,0 +1,37 @@
+# ddc_target(<target>): warnings, instrumentation and ccache, the same for all targets, so that they
+# can share one precompiled header.
+
+find_program(DDC_CCACHE ccache)
+if(DDC_CCACHE AND NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
+  # Without this sloppiness ccache refuses to work with precompiled headers.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      "${CMAKE_COMMAND}" -E env CCACHE_SLOPPINESS=pch_defines,time_macros "${DDC_CCACHE}")
+endif()
+
+function(ddc_target target)
+  target_compile_options(${target} PRIVATE
+    -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual
+    # Designated initializers that leave out members with defaults are how the options are given.
+    -Wno-missing-field-initializers
+    $<$<BOOL:${DDC_WERROR}>:-Werror>
+    $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)  # for ccache
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL "EXECUTABLE")
+    # By default the compiler would say -fPIE, which does not go with the header of a library.
+    target_compile_options(${target} PRIVATE -fPIC)
+  else()
+    set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  endif()
+
+  # The link options are public, because whoever links an instrumented library needs its runtime.
+  if(DDC_SANITIZE)
+    list(JOIN DDC_SANITIZE "," sanitizers)
+    target_compile_options(${target} PRIVATE
+      -fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    target_link_options(${target} PUBLIC -fsanitize=${sanitizers})
+  endif()
+  if(DDC_COVERAGE)
+    target_compile_options(${target} PRIVATE --coverage -fprofile-update=atomic)
+    target_link_options(${target} PUBLIC --coverage)
+  endif()
+endfunction()

@@ -1,0 +1,5 @@
+#include <ddc/version.h>
+
+#include <iostream>
+
+int main() { std::cout << "ddc " << ddc::kVersion << '\n'; }
