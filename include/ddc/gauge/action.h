@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddc/gauge/gauge.h"
+
+// Group elements and what they do to parameters and gradients. Deduced from the legs: a gauge does
+// not write its action.
+
+namespace ddc {
+
+/// An element of a gauge's group, in float64: for a scale gauge log c, of shape [channels]; for a
+/// shift gauge s, of the first leg's shape with its axis running over channels. In both cases the
+/// group operation is addition, which is what makes these gauges abelian.
+using GroupElement = at::Tensor;
+
+GroupElement identity_element(const Gauge& gauge, const Parameters& params);
+/// Normally distributed with standard deviation `size`.
+GroupElement random_element(const Gauge& gauge, const Parameters& params, double size,
+                            std::optional<at::Generator> generator = std::nullopt);
+
+/// Moves the parameters by the element, in place.
+void act_(const Gauge& gauge, const GroupElement& element, const Parameters& params);
+
+/// Moves gradients (a table of the same names) by the element as gradients move when the
+/// parameters do, in place: g -> g / c^e for a scale, unchanged for a shift.
+void act_on_gradient_(const Gauge& gauge, const GroupElement& element, const Parameters& gradients);
+
+/// The same for several gauges at once. An element of their product has one part per gauge; the
+/// parts act in the order of the gauges.
+std::vector<GroupElement> random_element(const std::vector<Gauge>& gauges, const Parameters& params,
+                                         double size,
+                                         std::optional<at::Generator> generator = std::nullopt);
+void act_(const std::vector<Gauge>& gauges, const std::vector<GroupElement>& element,
+          const Parameters& params);
+void act_on_gradient_(const std::vector<Gauge>& gauges, const std::vector<GroupElement>& element,
+                      const Parameters& gradients);
+
+/// The Noether charges of a gauge: the derivative of the loss along the orbit, zero on every batch
+/// if the gauge is one. `scale` is the sum of the absolute values of what was added up, against
+/// which "zero" has to be judged.
+struct Charge {
+  at::Tensor value;
+  at::Tensor scale;
+};
+Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parameters& gradients);
+
+}  // namespace ddc

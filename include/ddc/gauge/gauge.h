@@ -1,0 +1,161 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddc/parameters.h"
+
+// # The contract of a gauge
+//
+// ## Motivation
+//
+// A gauge is a group that acts on the parameters of a network and leaves its function alone.
+// Optimizers that do not know of it train the same function differently depending on how it happens
+// to be written down, and drift along directions that mean nothing. Everything this library does
+// rests on a description of who acts on what, and that description is a list of *legs*:
+//
+//     a leg says: along this axis of this tensor, index i belongs to channel c(i), and the group
+//     moves it with exponent e.
+//
+// That is all a new gauge has to say. Units, coordinates, projections, the section that is held,
+// state and checkpoints are deduced from the legs, for any number of gauges that share tensors.
+//
+// ## A worked example
+//
+// Two layers with a squared ReLU between them, y = W2 relu(W1 x + b1)^2. For any c_i > 0
+//
+//     W1[i, :] -> c_i W1[i, :],   b1[i] -> c_i b1[i],   W2[:, i] -> c_i^-2 W2[:, i]
+//
+// leaves y unchanged. Written as legs, with one channel per hidden unit:
+//
+//     Gauge gauge;
+//     gauge.name = "mlp";
+//     gauge.action = Action::scale;
+//     gauge.channels = d_hidden;
+//     gauge.legs = {{.tensor = "fc1.weight", .axis = 0, .exponent = +1},
+//                   {.tensor = "fc1.bias",   .axis = 0, .exponent = +1},
+//                   {.tensor = "fc2.weight", .axis = 1, .exponent = -2}};
+//
+// which is what `relu_rescale({.in = ..., .in_bias = ..., .out = {...}, .degree = 2})` returns.
+//
+// ## The identities
+//
+// Write g.theta for the action of a group element g on the parameters. Every gauge must satisfy
+//
+//   (1) group law             e.theta = theta,   (g h).theta = g.(h.theta),   g^-1.(g.theta) = theta
+//   (2) invariance            L(g.theta) = L(theta), for the loss of every batch
+//   (3) covariance            grad L(g.theta) = g^-T . grad L(theta); for a scale gauge this makes
+//                             the Noether charge  sum_legs e <W, dL/dW>  zero channel by channel
+//   (4) equivariance          step(g.theta) = g . step(theta), over many steps
+//   (5) horizontality         the gauge coordinate r (see below) does not move
+//
+// (1) to (3) are properties of the gauge; (4) and (5) of an optimizer that binds it. (4) alone is
+// cheap: bring the weights to a canonical place once and run any optimizer. (5) is what makes the
+// trajectory one of the *function*. `ddc/testing/gauge_invariants.h` checks all five for any gauge,
+// one of your own included, in one call.
+//
+// ## The gauge coordinate
+//
+// Legs with a positive exponent form the plus side of a scale gauge, the others the minus side. Per
+// channel, r = log rho_plus - log rho_minus, where rho is the norm of all that a side holds of the
+// channel, measured in the other gauges' units. Under the action r moves by (e_plus + e_minus) log
+// c, so it tells where on the orbit the weights are. For a shift gauge the coordinate is the mean
+// that the shift adds to.
+
+namespace ddc {
+
+/// How the group moves the entries of a channel.
+enum class Action {
+  scale,  ///< W[i] -> c^e W[i], one positive number c per channel
+  shift,  ///< W[i] -> W[i] + e s, one vector s (over the leg's other axes) per channel
+};
+
+/// Which coordinates, unchanged by the group, the base rule works in (design of the library:
+/// docs/construction.md).
+enum class Coordinates {
+  /// The unit of a channel is the norm of the first leg, so that the other legs appear "folded":
+  /// for a norm gain, X = W diag(gamma). Default where the first leg is a vector (a gain).
+  folded,
+  /// The unit of a channel makes both sides equally large. Default for matrix-matrix gauges.
+  balanced,
+  /// The paper's coordinates: direction, joint scale, gauge coordinate.
+  polar,
+};
+
+/// What is kept fixed when the weights are lifted back from folded coordinates. The function's
+/// trajectory is the same; only the place on the orbit differs. (In balanced and polar coordinates
+/// the two coincide.)
+enum class Hold {
+  ratio,  ///< r of every channel
+  unit,   ///< the first leg's norm (gamma itself): needs no reduction over the others
+};
+
+/// What happens to the gauge coordinate itself. An invariant loss has no gradient along the orbit;
+/// the last two matter for losses that break the symmetry a little (a z-loss, say).
+enum class Vertical {
+  frozen,  ///< held
+  sgd,     ///< moved by the momentum of the orbit component of the gradient
+  adam,    ///< the same, divided by the root of its second moment
+};
+
+/// The coordinate of the joint scale in polar coordinates.
+enum class Radial {
+  linear,  ///< Adam on s itself; decay balances the loss at s* = 1/((p^2+1) weight_decay)
+  log,     ///< Adam on log s; decay is a constant subtraction and can collapse a block
+};
+
+/// One tensor's part in a gauge.
+struct Leg {
+  /// The name of the tensor in the table of parameters.
+  std::string tensor;
+  int64_t axis = 0;
+  /// For a scale: the exponent. For a shift: the coefficient with which the shift is added.
+  double exponent = 1;
+  /// c(i) for each index i along the axis; -1 where the group does not act. Empty: c(i) = i.
+  std::vector<int64_t> channel_of;
+  /// The group acts on `tensor + offset`: 1 for norms that store their gain as (1 + w).
+  double offset = 0;
+};
+
+/// A group with its action on the parameters, and how the optimizer is to treat it.
+struct Gauge {
+  /// Unique among the gauges of one optimizer; names state in checkpoints and lines in reports.
+  std::string name;
+  /// What kind of gauge this is, for people ("relu rescale").
+  std::string kind = "custom";
+  Action action = Action::scale;
+  int64_t channels = 0;
+  /// The first leg gives the unit in folded coordinates.
+  std::vector<Leg> legs;
+
+  /// Unset: folded where the first leg is a vector that others read through, balanced otherwise.
+  std::optional<Coordinates> coordinates;
+  Hold hold = Hold::ratio;
+  Vertical vertical = Vertical::frozen;
+  Radial radial = Radial::linear;
+  /// Largest change of the log of the joint scale in one step of the linear radial rule.
+  double max_log_step = 0.1;
+};
+
+/// Throws, naming the gauge and the leg, unless the gauge fits the tensors in `params`.
+void validate(const Gauge& gauge, const Parameters& params);
+
+/// The dimension of the group: the number of channels, times the length of the shift vector.
+int64_t dimension(const Gauge& gauge, const Parameters& params);
+
+/// The group in the usual notation, "(R+)^64" or "R^(1 x 32)".
+std::string group_name(const Gauge& gauge, const Parameters& params);
+
+const char* to_string(Action action);
+const char* to_string(Coordinates coordinates);
+const char* to_string(Hold hold);
+const char* to_string(Vertical vertical);
+const char* to_string(Radial radial);
+
+/// Copies of `gauges` with other coordinates or another vertical mode, for comparing them.
+std::vector<Gauge> with(std::vector<Gauge> gauges, Coordinates coordinates);
+std::vector<Gauge> with(std::vector<Gauge> gauges, Vertical vertical);
+
+}  // namespace ddc
