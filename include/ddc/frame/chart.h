@@ -1,0 +1,78 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+#include "ddc/frame/plan.h"
+
+namespace ddc {
+
+/// The step options that the construction itself needs, of one param group.
+struct StepSettings {
+  double lr = 0;
+  double weight_decay = 0;
+  bool maximize = false;
+  /// For the scalar Adam rules on gauge coordinates and joint scales.
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+};
+
+/// First and second moments of a scalar rule, elementwise over channels.
+struct ScalarMoments {
+  at::Tensor first;
+  at::Tensor second;
+  int64_t step = 0;
+};
+
+/// Where on its orbit each channel of a gauge is kept. All tensors float64.
+struct GaugeState {
+  /// log u per channel (scale gauges).
+  at::Tensor log_unit;
+  /// The value at which the section is held in coordinates: what `section()` returns on X.
+  at::Tensor target;
+  /// The value at which the gauge coordinate of the weights is held: r, or a shift's mean.
+  at::Tensor held;
+  /// Channels for which both of the above mean something; the others are in a degenerate stratum.
+  at::Tensor bound;
+  ScalarMoments vertical;
+  /// Largest |section - target| that the last step corrected.
+  double imbalance = 0;
+};
+
+/// One component's weights and gradients in invariant coordinates, during one step.
+///
+/// Vectors are indexed as in the plan (by tensor, gauge, node); entries outside the component, and
+/// of tensors without a gradient, stay empty.
+struct Chart {
+  const Component* component = nullptr;
+  /// Per gauge: every leg has a gradient in this step. Otherwise its units are used and nothing of
+  /// it is moved: the orbit of a tensor that is not being trained is not ours to move along.
+  std::vector<bool> active;
+  /// float64 (the parameter itself where no gauge acts).
+  std::vector<at::Tensor> x;
+  /// Gradient with respect to x.
+  std::vector<at::Tensor> g;
+  /// Per gauge: derivative of the loss along the orbit, and the sum of its absolute terms.
+  std::vector<at::Tensor> charge;
+  std::vector<at::Tensor> charge_scale;
+  /// Per tensor: squares of x in float64, kept up to date while re-balancing.
+  std::vector<at::Tensor> squares;
+  /// Per gauge: log c of the group element that takes the stepped x back to its section.
+  std::vector<at::Tensor> log_move;
+
+  /// Polar coordinates, per node. `log_rho`: log of the joint norm, 0 where not bound. `norm_square`:
+  /// of x as it is here. `charge`: <g, x>. `live`: bound and active. `log_factor`: by how much the
+  /// step changes the norm.
+  struct Node {
+    at::Tensor log_rho;
+    at::Tensor norm_square;
+    at::Tensor charge;
+    at::Tensor live;
+    at::Tensor log_factor;
+  };
+  std::vector<Node> nodes;
+};
+
+}  // namespace ddc

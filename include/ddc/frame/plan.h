@@ -1,0 +1,134 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "ddc/gauge/channel_map.h"
+#include "ddc/gauge/gauge.h"
+#include "ddc/parameters.h"
+
+// The compiled form of (parameters, gauges): which factors multiply which axis of which tensor, and
+// which reductions a step needs. Everything that depends on names, shapes and channel maps is
+// resolved here, once; a step only walks these tables. Kernels that work from the plan need to know
+// neither gauges nor base rules.
+
+namespace ddc {
+
+/// A leg whose tensor has been found.
+struct BoundLeg {
+  size_t tensor;  ///< index into Plan::tensors
+  double exponent;
+  ChannelMap map;
+};
+
+/// All legs whose exponents have the same sign.
+struct Side {
+  std::vector<size_t> legs;
+  /// The smallest |exponent| on the side: its norm moves by exponent * log c.
+  double exponent = 0;
+  /// The norm that a channel of this side has at a usual (fan-in scaled) initialisation. A function
+  /// of shapes alone, and so invariant; the yardstick where the other side is zero.
+  at::Tensor reference;
+
+  bool empty() const { return legs.empty(); }
+};
+
+struct GaugePlan {
+  Gauge gauge;
+  Coordinates coordinates;
+  std::vector<BoundLeg> legs;
+  Side plus;
+  Side minus;
+  /// The reference norm of the first leg, which carries the unit in folded coordinates.
+  at::Tensor first_reference;
+  /// Norm of (e_plus, e_minus): turns the orbit direction into a unit vector in log-norm space.
+  double exponent_norm = 0;
+  /// Whether the gauge acts on two axes of one tensor (a recurrent weight, W -> D W D^-1).
+  bool self_coupled = false;
+
+  bool is_scale() const { return gauge.action == Action::scale; }
+  /// By how much r moves under log c = 1.
+  double ratio_weight() const { return plus.exponent + minus.exponent; }
+};
+
+/// A set of legs whose joint norm is one coordinate in polar coordinates: a side of a gauge.
+/// Adjacent gauges of a chain share nodes.
+struct PolarNode {
+  struct Member {
+    size_t tensor;
+    ChannelMap map;
+  };
+  /// A gauge that moves the node, and the exponent (with its sign) with which it does.
+  struct Mover {
+    size_t gauge;
+    double exponent;
+  };
+  std::vector<Member> members;
+  std::vector<Mover> movers;
+};
+
+/// The joint scale of connected polar gauges, s = prod_n rho_n^weight_n: the one combination of
+/// their norms that none of them moves. For a single gauge (e_plus, e_minus) = (1, p) it is the
+/// paper's s = rho_1^p rho_2.
+struct RadialMode {
+  std::vector<size_t> nodes;
+  std::vector<double> weights;
+  double weight_norm_squared = 0;
+  /// Gauge whose options (radial, max_log_step) govern the mode, and whose first tensor's param
+  /// group gives learning rate and decay.
+  size_t gauge;
+};
+
+struct TensorPlan {
+  struct Use {
+    size_t gauge;
+    size_t leg;
+  };
+  std::string name;
+  at::Tensor tensor;
+  size_t param_group;
+  double offset = 0;
+  std::vector<Use> scales;
+  std::vector<Use> shifts;
+  /// Nodes through which polar gauges see the tensor, with the member's index in each.
+  struct NodeUse {
+    size_t node;
+    size_t member;
+  };
+  std::vector<NodeUse> nodes;
+
+  /// float64 for float64 parameters, float32 for all narrower ones.
+  at::ScalarType compute_type() const;
+};
+
+/// Tensors that gauges tie together; a step treats one component at a time.
+struct Component {
+  std::vector<size_t> tensors;
+  /// In the order of re-balancing: folded gauges first, since nothing moves their units.
+  std::vector<size_t> gauges;
+  std::vector<size_t> nodes;
+  std::vector<size_t> radial_modes;
+  /// Whether re-balancing one gauge disturbs another one, so that a single sweep is not enough.
+  bool coupled = false;
+};
+
+struct Plan {
+  std::vector<TensorPlan> tensors;
+  std::vector<GaugePlan> gauges;
+  std::vector<PolarNode> nodes;
+  std::vector<RadialMode> radial_modes;
+  std::vector<Component> components;
+};
+
+/// A parameter and the index of the param group it belongs to.
+struct GroupedParameter {
+  NamedTensor parameter;
+  size_t param_group;
+};
+
+/// Throws, naming gauge and tensor, if a gauge does not fit the parameters.
+Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<Gauge>& gauges);
+
+}  // namespace ddc

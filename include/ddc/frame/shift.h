@@ -1,0 +1,22 @@
+#pragma once
+
+#include <vector>
+
+#include "ddc/frame/plan.h"
+
+// Shift gauges: the coordinate is the part of the weights that a shift adds to, their mean over a
+// channel's indices; horizontal vectors are those whose mean is zero.
+
+namespace ddc {
+
+/// The shift s for which `exponent * s` is closest to the vectors (indexed by tensor): their
+/// weighted mean over each channel, in float64.
+at::Tensor shift_part(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors);
+
+/// How many entries a channel's shift adds to, shaped to broadcast against the shift.
+at::Tensor shift_counts(const GaugePlan& gauge);
+
+/// The shift as a change of one leg's tensor, broadcastable against it.
+at::Tensor shift_of_leg(const BoundLeg& leg, const at::Tensor& shift);
+
+}  // namespace ddc

@@ -1,0 +1,320 @@
+#include "ddc/frame/plan.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <set>
+#include <unordered_map>
+
+namespace ddc {
+namespace {
+
+/// Disjoint sets over 0..n-1.
+class UnionFind {
+ public:
+  explicit UnionFind(size_t n) : parent_(n) { std::iota(parent_.begin(), parent_.end(), 0); }
+  size_t find(size_t i) {
+    while (parent_[i] != i) i = parent_[i] = parent_[parent_[i]];
+    return i;
+  }
+  void join(size_t a, size_t b) { parent_[std::max(find(a), find(b))] = std::min(find(a), find(b)); }
+
+ private:
+  std::vector<size_t> parent_;
+};
+
+/// Entries that one channel has in the tensor, divided by the tensor's fan-in.
+at::Tensor reference_square(const BoundLeg& leg, const at::Tensor& tensor) {
+  if (tensor.dim() < 2) return leg.map.counts();
+  const double along = static_cast<double>(tensor.size(leg.map.axis()));
+  const double per_index = static_cast<double>(tensor.numel()) / along;
+  const double fan_in = static_cast<double>(tensor.numel() / tensor.size(0));
+  return leg.map.counts() * (per_index / fan_in);
+}
+
+Side make_side(const GaugePlan& gauge, const std::vector<TensorPlan>& tensors, double sign) {
+  Side side;
+  bool has_matrix = false;
+  for (size_t l = 0; l < gauge.legs.size(); ++l) {
+    const auto& leg = gauge.legs[l];
+    if (leg.exponent * sign < 0) continue;
+    side.legs.push_back(l);
+    side.exponent = side.exponent == 0 ? std::abs(leg.exponent)
+                                       : std::min(side.exponent, std::abs(leg.exponent));
+    has_matrix = has_matrix || tensors[leg.tensor].tensor.dim() > 1;
+  }
+  auto square = at::zeros({gauge.gauge.channels}, at::kDouble);
+  for (const size_t l : side.legs) {
+    const auto& leg = gauge.legs[l];
+    const auto& tensor = tensors[leg.tensor].tensor;
+    // Biases start small or at zero beside a matrix, and say nothing about its size.
+    if (tensor.dim() > 1 || !has_matrix) square += reference_square(leg, tensor).to(at::kCPU);
+  }
+  side.reference = at::where(square > 0, square, 1.0).sqrt();
+  return side;
+}
+
+Coordinates default_coordinates(const Gauge& gauge, const GaugePlan& plan,
+                                const std::vector<TensorPlan>& tensors) {
+  if (gauge.coordinates) return *gauge.coordinates;
+  const bool first_is_vector = tensors[plan.legs.front().tensor].tensor.dim() == 1;
+  const bool any_matrix =
+      std::any_of(plan.legs.begin(), plan.legs.end(),
+                  [&](const BoundLeg& leg) { return tensors[leg.tensor].tensor.dim() > 1; });
+  return first_is_vector && any_matrix ? Coordinates::folded : Coordinates::balanced;
+}
+
+/// Whether indices with the same entry in `groups` have the same entry in `values` (empty: i -> i).
+bool is_constant_within(const std::vector<int64_t>& values, const std::vector<int64_t>& groups,
+                        int64_t size) {
+  std::unordered_map<int64_t, int64_t> value_of_group;
+  for (int64_t i = 0; i < size; ++i) {
+    const int64_t group = groups.empty() ? i : groups[i];
+    const int64_t value = values.empty() ? i : values[i];
+    if (group >= 0 && value_of_group.emplace(group, value).first->second != value) return false;
+  }
+  return true;
+}
+
+void check_sharing(const Plan& plan) {
+  for (const auto& tensor : plan.tensors) {
+    for (const auto& shift : tensor.shifts) {
+      const auto& shift_gauge = plan.gauges[shift.gauge];
+      for (const auto& scale : tensor.scales) {
+        const auto& scale_gauge = plan.gauges[scale.gauge];
+        const auto& shift_leg = shift_gauge.gauge.legs[shift.leg];
+        const auto& scale_leg = scale_gauge.gauge.legs[scale.leg];
+        TORCH_CHECK(shift_leg.axis != scale_leg.axis ||
+                        is_constant_within(scale_leg.channel_of, shift_leg.channel_of,
+                                           tensor.tensor.size(shift_leg.axis)),
+                    "gauge '", scale_gauge.gauge.name, "' scales entries along axis ",
+                    scale_leg.axis, " of '", tensor.name, "' differently that gauge '",
+                    shift_gauge.gauge.name,
+                    "' shifts together: they do not form the group that either describes");
+      }
+      for (const auto& other : tensor.shifts) {
+        TORCH_CHECK(other.gauge == shift.gauge ||
+                        plan.gauges[other.gauge].legs[other.leg].map.axis() !=
+                            shift_gauge.legs[shift.leg].map.axis(),
+                    "gauges '", shift_gauge.gauge.name, "' and '",
+                    plan.gauges[other.gauge].gauge.name, "' shift the same axis of '", tensor.name,
+                    "'");
+      }
+      const auto& first = plan.tensors[shift_gauge.legs.front().tensor];
+      bool same = first.scales.size() == tensor.scales.size();
+      for (size_t i = 0; same && i < tensor.scales.size(); ++i) {
+        same = first.scales[i].gauge == tensor.scales[i].gauge;
+      }
+      TORCH_CHECK(same, "gauge '", shift_gauge.gauge.name, "' shifts '", first.name, "' and '",
+                  tensor.name, "' together, but not the same gauges scale them");
+    }
+  }
+}
+
+/// Where sides of adjacent gauges are the same set of legs with the same maps, they are one node.
+void add_polar_nodes(Plan& plan) {
+  std::map<std::set<std::string>, size_t> known;
+  for (size_t k = 0; k < plan.gauges.size(); ++k) {
+    const auto& gauge = plan.gauges[k];
+    if (!gauge.is_scale() || gauge.coordinates != Coordinates::polar) continue;
+    for (const Side* side : {&gauge.plus, &gauge.minus}) {
+      if (side->empty()) continue;
+      std::set<std::string> key;
+      for (const size_t l : side->legs) {
+        const auto& leg = gauge.gauge.legs[l];
+        std::string text = leg.tensor + "\n" + std::to_string(leg.axis) + "\n";
+        const bool whole = gauge.gauge.channels == 1 &&
+                           std::count(leg.channel_of.begin(), leg.channel_of.end(), -1) == 0;
+        // Whatever the axis, a whole tensor is the same set of entries.
+        if (whole) text = leg.tensor + "\nwhole";
+        for (const int64_t c : whole ? std::vector<int64_t>{} : leg.channel_of) {
+          text += std::to_string(c) + ",";
+        }
+        key.insert(std::move(text));
+      }
+      const auto [found, inserted] = known.emplace(std::move(key), plan.nodes.size());
+      if (inserted) {
+        PolarNode node;
+        for (const size_t l : side->legs) {
+          const auto& leg = gauge.legs[l];
+          plan.tensors[leg.tensor].nodes.push_back({plan.nodes.size(), node.members.size()});
+          node.members.push_back({leg.tensor, leg.map});
+        }
+        plan.nodes.push_back(std::move(node));
+      }
+      plan.nodes[found->second].movers.push_back(
+          {k, side == &gauge.plus ? side->exponent : -side->exponent});
+    }
+  }
+}
+
+/// Nodes linked by gauges; the vector orthogonal to all their exponents is the joint scale.
+void add_radial_modes(Plan& plan) {
+  UnionFind sets(plan.nodes.size());
+  std::map<size_t, size_t> first_node_of_gauge;
+  for (size_t n = 0; n < plan.nodes.size(); ++n) {
+    for (const auto& mover : plan.nodes[n].movers) {
+      sets.join(first_node_of_gauge.emplace(mover.gauge, n).first->second, n);
+    }
+  }
+  std::map<size_t, std::vector<size_t>> linked;
+  for (size_t n = 0; n < plan.nodes.size(); ++n) linked[sets.find(n)].push_back(n);
+  for (const auto& [root, nodes] : linked) {
+    std::map<size_t, int64_t> row_of_gauge;
+    for (const size_t n : nodes) {
+      for (const auto& mover : plan.nodes[n].movers) {
+        row_of_gauge.emplace(mover.gauge, static_cast<int64_t>(row_of_gauge.size()));
+      }
+    }
+    const auto columns = static_cast<int64_t>(nodes.size());
+    const auto rows = std::max(static_cast<int64_t>(row_of_gauge.size()), columns);
+    auto exponents = at::zeros({rows, columns}, at::kDouble);
+    for (int64_t j = 0; j < columns; ++j) {
+      for (const auto& mover : plan.nodes[nodes[j]].movers) {
+        exponents[row_of_gauge.at(mover.gauge)][j].fill_(mover.exponent);
+      }
+    }
+    const auto [u, singular, vh] = at::linalg_svd(exponents, /*full_matrices=*/true);
+    // Connected nodes have one joint scale, or none (a one-sided gauge fixes the norm itself).
+    if (singular[-1].item<double>() > 1e-9 * singular[0].item<double>()) continue;
+    auto weights = vh[-1];
+    weights = weights / weights.abs().min() * weights.sum().sign();
+    RadialMode mode;
+    mode.nodes = nodes;
+    mode.gauge = row_of_gauge.begin()->first;
+    mode.weights.assign(weights.const_data_ptr<double>(),
+                        weights.const_data_ptr<double>() + columns);
+    mode.weight_norm_squared = weights.square().sum().item<double>();
+    plan.radial_modes.push_back(std::move(mode));
+  }
+}
+
+/// Whether moving one gauge along its orbit changes what another one is re-balanced by.
+bool is_coupled(const Plan& plan, const std::vector<size_t>& gauges) {
+  const auto touches = [&](size_t k, size_t tensor) {
+    const auto& legs = plan.gauges[k].legs;
+    return std::any_of(legs.begin(), legs.end(),
+                       [&](const BoundLeg& leg) { return leg.tensor == tensor; });
+  };
+  for (const size_t k : gauges) {
+    const auto& gauge = plan.gauges[k];
+    if (!gauge.is_scale()) continue;
+    const bool folded = gauge.coordinates == Coordinates::folded;
+    if (gauge.self_coupled) return true;
+    for (const size_t other : gauges) {
+      const auto& by = plan.gauges[other];
+      if (other == k || !by.is_scale()) continue;
+      // Folded gauges come first in a sweep; the balanced ones after them see the final values.
+      if (!folded && by.coordinates == Coordinates::folded) continue;
+      for (size_t l = 0; l < (folded ? 1 : gauge.legs.size()); ++l) {
+        if (touches(other, gauge.legs[l].tensor)) return true;
+      }
+    }
+  }
+  return false;
+}
+
+void add_components(Plan& plan) {
+  UnionFind sets(plan.tensors.size());
+  for (const auto& gauge : plan.gauges) {
+    for (const auto& leg : gauge.legs) sets.join(gauge.legs.front().tensor, leg.tensor);
+  }
+  std::map<size_t, Component> components;
+  for (size_t t = 0; t < plan.tensors.size(); ++t) components[sets.find(t)].tensors.push_back(t);
+  const auto component_of = [&](size_t tensor) -> Component& {
+    return components[sets.find(tensor)];
+  };
+  for (size_t k = 0; k < plan.gauges.size(); ++k) {
+    component_of(plan.gauges[k].legs.front().tensor).gauges.push_back(k);
+  }
+  for (size_t n = 0; n < plan.nodes.size(); ++n) {
+    component_of(plan.nodes[n].members.front().tensor).nodes.push_back(n);
+  }
+  for (size_t m = 0; m < plan.radial_modes.size(); ++m) {
+    const auto& node = plan.nodes[plan.radial_modes[m].nodes.front()];
+    component_of(node.members.front().tensor).radial_modes.push_back(m);
+  }
+  for (auto& [root, component] : components) {
+    std::stable_partition(
+        component.gauges.begin(), component.gauges.end(),
+        [&](size_t k) { return plan.gauges[k].coordinates == Coordinates::folded; });
+    component.coupled = is_coupled(plan, component.gauges);
+    plan.components.push_back(std::move(component));
+  }
+}
+
+}  // namespace
+
+at::ScalarType TensorPlan::compute_type() const {
+  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<Gauge>& gauges) {
+  Plan plan;
+  Parameters table;
+  std::unordered_map<std::string, size_t> index;
+  for (const auto& [parameter, param_group] : parameters) {
+    table.add(parameter.name, parameter.tensor);
+    index.emplace(parameter.name, plan.tensors.size());
+    TensorPlan tensor;
+    tensor.name = parameter.name;
+    tensor.tensor = parameter.tensor;
+    tensor.param_group = param_group;
+    plan.tensors.push_back(std::move(tensor));
+  }
+  std::set<std::string> names;
+  std::unordered_map<std::string, std::string> offset_from;
+  for (size_t k = 0; k < gauges.size(); ++k) {
+    const auto& gauge = gauges[k];
+    for (const auto& leg : gauge.legs) {
+      TORCH_CHECK(table.contains(leg.tensor), "gauge '", gauge.name, "' acts on '", leg.tensor,
+                  "', which is in no param group of the optimizer");
+    }
+    validate(gauge, table);
+    TORCH_CHECK(names.insert(gauge.name).second, "two gauges are called '", gauge.name,
+                "'; names must be unique");
+    GaugePlan compiled;
+    compiled.gauge = gauge;
+    for (size_t l = 0; l < gauge.legs.size(); ++l) {
+      const auto& leg = gauge.legs[l];
+      auto& tensor = plan.tensors[index.at(leg.tensor)];
+      const auto [known, first] = offset_from.emplace(leg.tensor, gauge.name);
+      TORCH_CHECK(first || tensor.offset == leg.offset, "gauges '", known->second, "' and '",
+                  gauge.name, "' give '", leg.tensor, "' different offsets: ", tensor.offset,
+                  " and ", leg.offset);
+      tensor.offset = leg.offset;
+      (gauge.action == Action::scale ? tensor.scales : tensor.shifts).push_back({k, l});
+      compiled.legs.push_back({index.at(leg.tensor), leg.exponent,
+                               ChannelMap(leg.channel_of, gauge.channels, leg.axis,
+                                          tensor.tensor.size(leg.axis), tensor.tensor.dim(),
+                                          tensor.tensor.device())});
+    }
+    for (size_t l = 0; l < compiled.legs.size(); ++l) {
+      for (size_t j = 0; j < l; ++j) {
+        compiled.self_coupled |= compiled.legs[j].tensor == compiled.legs[l].tensor;
+      }
+    }
+    compiled.coordinates = default_coordinates(gauge, compiled, plan.tensors);
+    if (gauge.action == Action::scale) {
+      compiled.plus = make_side(compiled, plan.tensors, +1);
+      compiled.minus = make_side(compiled, plan.tensors, -1);
+      compiled.exponent_norm = std::hypot(compiled.plus.exponent, compiled.minus.exponent);
+      const auto& first = compiled.legs.front();
+      compiled.first_reference =
+          reference_square(first, plan.tensors[first.tensor].tensor).to(at::kCPU).sqrt();
+      compiled.first_reference =
+          at::where(compiled.first_reference > 0, compiled.first_reference, 1.0);
+    }
+    plan.gauges.push_back(std::move(compiled));
+  }
+  check_sharing(plan);
+  add_polar_nodes(plan);
+  add_radial_modes(plan);
+  add_components(plan);
+  return plan;
+}
+
+}  // namespace ddc

@@ -1,0 +1,128 @@
+#include "ddc/frame/section.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <map>
+
+namespace ddc {
+namespace {
+
+at::Tensor log_root(const at::Tensor& square, const at::Tensor& alive) {
+  return at::where(alive, square, 1.0).log() * 0.5;
+}
+
+at::Tensor is_alive(const at::Tensor& square, double smallest) {
+  return square > smallest * smallest;
+}
+
+at::Tensor first_leg_square(const GaugePlan& gauge, const Squares& squares) {
+  const auto& leg = gauge.legs.front();
+  return leg.map.scatter_all(squares[leg.tensor]).to(at::kCPU);
+}
+
+bool is_folded(const GaugePlan& gauge) { return gauge.coordinates == Coordinates::folded; }
+
+}  // namespace
+
+at::Tensor side_square(const GaugePlan& gauge, const Side& side, const Squares& squares) {
+  std::map<double, at::Tensor> by_exponent;
+  for (const size_t l : side.legs) {
+    const auto& leg = gauge.legs[l];
+    auto sum = leg.map.scatter_all(squares[leg.tensor]).to(at::kCPU);
+    auto& slot = by_exponent[std::abs(leg.exponent)];
+    slot = slot.defined() ? slot + sum : sum;
+  }
+  at::Tensor total;
+  for (const auto& [exponent, square] : by_exponent) {
+    const auto part =
+        exponent == side.exponent ? square : square.pow(side.exponent / exponent);
+    total = total.defined() ? total + part : part;
+  }
+  return total;
+}
+
+SectionValue ratio(const GaugePlan& gauge, const Squares& squares, double smallest) {
+  auto value = at::zeros({gauge.gauge.channels}, at::kDouble);
+  auto alive = at::ones({gauge.gauge.channels}, at::kBool);
+  for (const Side* side : {&gauge.plus, &gauge.minus}) {
+    if (side->empty()) continue;
+    const auto square = side_square(gauge, *side, squares);
+    const auto side_alive = is_alive(square, smallest);
+    alive = alive & side_alive;
+    value.add_(log_root(square, side_alive), side == &gauge.plus ? 1 : -1);
+  }
+  return {value, alive};
+}
+
+SectionValue section(const GaugePlan& gauge, const Squares& squares, double smallest) {
+  auto r = ratio(gauge, squares, smallest);
+  if (!is_folded(gauge)) return r;
+  const auto square = first_leg_square(gauge, squares);
+  const auto alive = is_alive(square, smallest);
+  const double sign = gauge.legs.front().exponent > 0 ? 1 : -1;
+  return {log_root(square, alive) * sign, alive & r.alive};
+}
+
+double section_weight(const GaugePlan& gauge) {
+  return is_folded(gauge) ? std::abs(gauge.legs.front().exponent) : gauge.ratio_weight();
+}
+
+at::Tensor section_target(const GaugePlan& gauge) {
+  if (is_folded(gauge)) {
+    return gauge.first_reference.log() * (gauge.legs.front().exponent > 0 ? 1.0 : -1.0);
+  }
+  if (gauge.minus.empty()) return gauge.plus.reference.log();
+  if (gauge.plus.empty()) return -gauge.minus.reference.log();
+  return at::zeros({gauge.gauge.channels}, at::kDouble);
+}
+
+at::Tensor one_sided_log_unit(const GaugePlan& gauge, const Squares& squares, double smallest) {
+  auto log_unit = at::zeros({gauge.gauge.channels}, at::kDouble);
+  // Later assignments win: the section's own norm is the best yardstick where it is there.
+  const auto assign = [&](const at::Tensor& square, const at::Tensor& reference, double exponent) {
+    const auto alive = is_alive(square, smallest);
+    const auto from_here = (log_root(square, alive) - reference.log()) / exponent;
+    log_unit = at::where(alive, from_here, log_unit);
+  };
+  if (!gauge.plus.empty()) {
+    assign(side_square(gauge, gauge.plus, squares), gauge.plus.reference, gauge.plus.exponent);
+  }
+  if (!gauge.minus.empty()) {
+    assign(side_square(gauge, gauge.minus, squares), gauge.minus.reference, -gauge.minus.exponent);
+  }
+  if (is_folded(gauge)) {
+    assign(first_leg_square(gauge, squares), gauge.first_reference, gauge.legs.front().exponent);
+  }
+  return log_unit;
+}
+
+at::Tensor comparable(const GaugePlan& gauge, const Squares& squares, double smallest) {
+  const double log_limit = std::log(100.0);
+  const auto value = section(gauge, squares, smallest);
+  if (gauge.plus.empty() || gauge.minus.empty()) return value.alive;
+  const auto relative = [&](const Side& side) {
+    const bool by_first_leg = is_folded(gauge) && (gauge.legs.front().exponent > 0) == (&side == &gauge.plus);
+    const auto square =
+        by_first_leg ? first_leg_square(gauge, squares) : side_square(gauge, side, squares);
+    const auto& reference = by_first_leg ? gauge.first_reference : side.reference;
+    return log_root(square, is_alive(square, smallest)) - reference.log();
+  };
+  return value.alive & ((relative(gauge.plus) - relative(gauge.minus)).abs() <= log_limit);
+}
+
+void move_squares_(const GaugePlan& gauge, const at::Tensor& log_c, Squares& squares) {
+  for (const auto& leg : gauge.legs) {
+    auto& square = squares[leg.tensor];
+    square.mul_(leg.map.gather_vector((log_c * (2 * leg.exponent)).exp().to(square.device()), 1));
+  }
+}
+
+double smallest_norm(const Plan& plan, const GaugePlan& gauge) {
+  for (const auto& leg : gauge.legs) {
+    if (plan.tensors[leg.tensor].compute_type() != at::kDouble) return 1e-30;
+  }
+  return 1e-140;
+}
+
+}  // namespace ddc
