@@ -1,0 +1,38 @@
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+namespace ddc {
+
+/// What an optimizer has bound, and what the last step did to it.
+struct GaugeReport {
+  std::string name;
+  std::string kind;
+  std::string group;
+  std::string coordinates;
+  std::vector<std::string> tensors;
+  int64_t channels = 0;
+  int64_t dimension = 0;
+  /// Channels in a degenerate stratum (a side is zero): trained, but not held yet.
+  int64_t degenerate_channels = 0;
+  /// Largest distance from its section that the last step had to correct.
+  double imbalance = 0;
+};
+
+struct Report {
+  std::vector<GaugeReport> gauges;
+  int64_t tensors = 0;
+  int64_t gauged_tensors = 0;
+
+  int64_t dimension() const;
+  int64_t degenerate_channels() const;
+  double largest_imbalance() const;
+};
+
+/// A table, one line per gauge.
+std::ostream& operator<<(std::ostream& out, const Report& report);
+
+}  // namespace ddc

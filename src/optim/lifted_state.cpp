@@ -1,0 +1,273 @@
+// The state of a lifted optimizer as name-keyed values: state_dict, load_state_dict and LibTorch's
+// archives.
+
+#include <ATen/ATen.h>
+#include <torch/serialize/archive.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "ddc/optim/lifted.h"
+
+namespace ddc {
+
+using nlohmann::json;
+
+namespace {
+
+constexpr const char* kDescriptionKey = "description";
+
+struct Field {
+  std::string name;
+  at::Tensor* tensor;
+  /// Whether the tensor may be absent (a rule that has not run yet).
+  bool optional;
+};
+
+std::vector<Field> fields(GaugeState& state) {
+  return {{"log_unit", &state.log_unit, true},
+          {"target", &state.target, true},
+          {"held", &state.held, false},
+          {"bound", &state.bound, false},
+          {"vertical.first", &state.vertical.first, true},
+          {"vertical.second", &state.vertical.second, true}};
+}
+
+std::vector<Field> fields(ScalarMoments& moments) {
+  return {{"first", &moments.first, true}, {"second", &moments.second, true}};
+}
+
+json describe(const Gauge& gauge, const GaugePlan& plan) {
+  json legs = json::array();
+  for (const auto& leg : gauge.legs) {
+    legs.push_back({{"tensor", leg.tensor}, {"axis", leg.axis}, {"exponent", leg.exponent}});
+  }
+  return {{"name", gauge.name},
+          {"action", to_string(gauge.action)},
+          {"coordinates", to_string(plan.coordinates)},
+          {"hold", to_string(gauge.hold)},
+          {"vertical", to_string(gauge.vertical)},
+          {"radial", to_string(gauge.radial)},
+          {"channels", gauge.channels},
+          {"legs", legs}};
+}
+
+/// Collects what a load will do, so that nothing is done before everything has been checked.
+class Loader {
+ public:
+  explicit Loader(const OptimizerState& state) : state_(state) {}
+
+  const at::Tensor* find(const std::string& key) {
+    const auto found = state_.tensors.find(key);
+    if (found == state_.tensors.end()) return nullptr;
+    ++used_;
+    return &found->second;
+  }
+
+  /// Replaces `slot` by the tensor called `key`, which must have the shape and type given.
+  void replace(const std::string& key, at::Tensor* slot, at::IntArrayRef shape, at::ScalarType type,
+               at::Device device, bool optional) {
+    const auto* tensor = find(key);
+    if (tensor == nullptr) {
+      TORCH_CHECK(optional, "optimizer state has no tensor '", key, "'");
+      actions_.push_back([slot] { *slot = at::Tensor(); });
+      return;
+    }
+    TORCH_CHECK(tensor->sizes() == shape && tensor->scalar_type() == type, "optimizer state '", key,
+                "' is of type ", tensor->scalar_type(), " and shape ", tensor->sizes(),
+                ", expected ", type, " and ", shape);
+    actions_.push_back([slot, tensor, device] { *slot = tensor->to(device).clone(); });
+  }
+
+  void count(const std::string& key, int64_t* slot) {
+    const auto* tensor = find(key);
+    TORCH_CHECK(tensor != nullptr, "optimizer state has no tensor '", key, "'");
+    TORCH_CHECK(tensor->scalar_type() == at::kLong && tensor->numel() == 1, "optimizer state '", key,
+                "' must be one int64, is ", tensor->scalar_type(), " of shape ", tensor->sizes());
+    const auto value = tensor->item<int64_t>();
+    TORCH_CHECK(value >= 0, "optimizer state '", key, "' must be >= 0, is ", value);
+    actions_.push_back([slot, value] { *slot = value; });
+  }
+
+  void then(std::function<void()> action) { actions_.push_back(std::move(action)); }
+
+  void commit() {
+    TORCH_CHECK(used_ == state_.tensors.size(), "optimizer state holds ", state_.tensors.size(),
+                " tensors, of which this optimizer knows ", used_);
+    for (const auto& action : actions_) action();
+  }
+
+ private:
+  const OptimizerState& state_;
+  std::vector<std::function<void()>> actions_;
+  size_t used_ = 0;
+};
+
+std::string param_key(const TensorPlan& tensor) { return "param." + tensor.name + "."; }
+std::string gauge_key(const GaugePlan& gauge) { return "gauge." + gauge.gauge.name + "."; }
+std::string radial_key(const Plan& plan, const RadialMode& mode) {
+  return "radial." + plan.gauges[mode.gauge].gauge.name + "." + std::to_string(mode.nodes.front()) +
+         ".";
+}
+
+at::Tensor number(int64_t value) { return at::scalar_tensor(value, at::kLong); }
+
+}  // namespace
+
+std::string LiftedOptimizer::description() const {
+  json groups = json::array();
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    json params = json::array();
+    for (const auto& tensor : frame_.plan().tensors) {
+      if (tensor.param_group == g) params.push_back(tensor.name);
+    }
+    groups.push_back({{"params", params}, {"options", options_of(g).values()}});
+  }
+  json gauges = json::array();
+  for (size_t k = 0; k < gauges_.size(); ++k) {
+    gauges.push_back(describe(gauges_[k], frame_.plan().gauges[k]));
+  }
+  return json{{"optimizer", name()}, {"version", 1}, {"groups", groups}, {"gauges", gauges}}.dump();
+}
+
+OptimizerState LiftedOptimizer::state_dict() const {
+  OptimizerState result;
+  result.description = description();
+  const auto put = [&](const std::string& key, const at::Tensor& tensor) {
+    if (tensor.defined()) result.tensors[key] = tensor.detach().clone();
+  };
+  for (const auto& tensor : frame_.plan().tensors) {
+    const auto found = state_.find(tensor.tensor.unsafeGetTensorImpl());
+    if (found == state_.end()) continue;
+    auto& state = static_cast<LiftedParamState&>(*found->second);
+    put(param_key(tensor) + "step", number(state.step));
+    for (const auto& [field, value] : state.tensors()) put(param_key(tensor) + field, *value);
+  }
+  for (size_t k = 0; k < gauges_.size(); ++k) {
+    auto state = frame_.gauge_states()[k];
+    const auto key = gauge_key(frame_.plan().gauges[k]);
+    for (const auto& field : fields(state)) put(key + field.name, *field.tensor);
+    put(key + "vertical.step", number(state.vertical.step));
+  }
+  for (size_t m = 0; m < frame_.radial_states().size(); ++m) {
+    auto moments = frame_.radial_states()[m];
+    const auto key = radial_key(frame_.plan(), frame_.plan().radial_modes[m]);
+    for (const auto& field : fields(moments)) put(key + field.name, *field.tensor);
+    put(key + "step", number(moments.step));
+  }
+  return result;
+}
+
+void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
+  json saved;
+  try {
+    saved = json::parse(state.description);
+    TORCH_CHECK(saved.at("optimizer") == name(), "optimizer state is that of '",
+                saved.at("optimizer").get<std::string>(), "', not of '", name(), "'");
+    TORCH_CHECK(saved.at("version") == 1, "optimizer state has version ",
+                saved.at("version").dump(), "; this library reads version 1");
+  } catch (const json::exception& error) {
+    TORCH_CHECK(false, "optimizer state has no readable description: ", error.what());
+  }
+  const auto own = json::parse(description());
+  const auto& groups = saved["groups"];
+  TORCH_CHECK(groups.is_array() && groups.size() == param_groups_.size(), "optimizer state has ",
+              groups.size(), " param groups, the optimizer ", param_groups_.size());
+  Loader loader(state);
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    TORCH_CHECK(groups[g].contains("params") && groups[g]["params"] == own["groups"][g]["params"],
+                "optimizer state: param group ", g, " holds ",
+                groups[g].value("params", json::array()).dump(), ", the optimizer's holds ",
+                own["groups"][g]["params"].dump());
+    std::map<std::string, double> values;
+    try {
+      values = groups[g].at("options").get<std::map<std::string, double>>();
+    } catch (const json::exception& error) {
+      TORCH_CHECK(false, "optimizer state: the options of param group ", g,
+                  " cannot be read: ", error.what());
+    }
+    // Tried out on a copy, so that values that do not pass leave the group's options alone.
+    auto copy = std::shared_ptr<torch::optim::OptimizerOptions>(param_groups_[g].options().clone());
+    dynamic_cast<LiftedOptions&>(*copy).assign(values);
+    loader.then([this, g, copy] { param_groups_[g].set_options(copy->clone()); });
+  }
+  const auto& gauges = saved["gauges"];
+  TORCH_CHECK(gauges.is_array() && gauges.size() == gauges_.size(), "optimizer state has ",
+              gauges.size(), " gauges, the optimizer ", gauges_.size());
+  for (size_t k = 0; k < gauges_.size(); ++k) {
+    TORCH_CHECK(gauges[k] == own["gauges"][k], "optimizer state: gauge ", k, " is ",
+                gauges[k].dump(), ", the optimizer's is ", own["gauges"][k].dump());
+  }
+
+  std::map<void*, std::shared_ptr<LiftedParamState>> loaded;
+  for (const auto& tensor : frame_.plan().tensors) {
+    const auto key = param_key(tensor);
+    if (state.tensors.count(key + "step") == 0) continue;  // never stepped
+    auto fresh = std::shared_ptr<LiftedParamState>(make_state());
+    loader.count(key + "step", &fresh->step);
+    for (const auto& [field, slot] : fresh->tensors()) {
+      const auto* value = loader.find(key + field);
+      if (value == nullptr) continue;
+      TORCH_CHECK(value->sizes() == tensor.tensor.sizes(), "optimizer state '", key, field,
+                  "' has shape ", value->sizes(), ", the parameter ", tensor.tensor.sizes());
+      TORCH_CHECK(value->scalar_type() == tensor.compute_type(), "optimizer state '", key, field,
+                  "' is of type ", value->scalar_type(), ", expected ", tensor.compute_type());
+      loader.then([slot = slot, value, device = tensor.tensor.device()] {
+        *slot = value->to(device).clone();
+      });
+    }
+    for (const auto& [field, slot] : fresh->tensors()) {
+      TORCH_CHECK(state.tensors.count(key + field) > 0, "optimizer state has no tensor '", key,
+                  field, "'");
+    }
+    loaded[tensor.tensor.unsafeGetTensorImpl()] = std::move(fresh);
+  }
+  for (size_t k = 0; k < gauges_.size(); ++k) {
+    auto& target = frame_.gauge_states()[k];
+    const auto key = gauge_key(frame_.plan().gauges[k]);
+    const auto shape = target.held.sizes().vec();
+    for (const auto& field : fields(target)) {
+      const bool is_bound = field.name == "bound";
+      loader.replace(key + field.name, field.tensor,
+                     is_bound ? at::IntArrayRef(target.bound.sizes()) : at::IntArrayRef(shape),
+                     is_bound ? at::kBool : at::kDouble, target.held.device(), field.optional);
+    }
+    loader.count(key + "vertical.step", &target.vertical.step);
+  }
+  for (size_t m = 0; m < frame_.radial_states().size(); ++m) {
+    const auto& mode = frame_.plan().radial_modes[m];
+    auto& moments = frame_.radial_states()[m];
+    const auto key = radial_key(frame_.plan(), mode);
+    const int64_t channels = gauges_[mode.gauge].channels;
+    for (const auto& field : fields(moments)) {
+      loader.replace(key + field.name, field.tensor, {channels}, at::kDouble, at::kCPU,
+                     field.optional);
+    }
+    loader.count(key + "step", &moments.step);
+  }
+  loader.commit();
+  state_.clear();
+  for (const auto& [key, fresh] : loaded) {
+    state_[key] = std::unique_ptr<torch::optim::OptimizerParamState>(fresh->clone());
+  }
+}
+
+void LiftedOptimizer::save(torch::serialize::OutputArchive& archive) const {
+  const auto state = state_dict();
+  archive.write(kDescriptionKey, c10::IValue(state.description));
+  for (const auto& [key, tensor] : state.tensors) archive.write("tensor/" + key, tensor);
+}
+
+void LiftedOptimizer::load(torch::serialize::InputArchive& archive) {
+  OptimizerState state;
+  c10::IValue text;
+  TORCH_CHECK(archive.try_read(kDescriptionKey, text) && text.isString(),
+              "the archive holds no ", name(), " state");
+  state.description = text.toStringRef();
+  for (const auto& key : archive.keys()) {
+    if (key.rfind("tensor/", 0) == 0) archive.read(key, state.tensors[key.substr(7)]);
+  }
+  load_state_dict(state);
+}
+
+}  // namespace ddc
