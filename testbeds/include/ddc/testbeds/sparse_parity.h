@@ -1,0 +1,21 @@
+#pragma once
+
+#include "ddc/testbeds/testbed.h"
+
+namespace ddc::testbeds {
+
+/// The paper's load-bearing block (appendix "Keeping or shedding a load-bearing block"):
+/// f(x) = W2 (gamma * norm(relu(W1 x))), one output, learns the parity of the first `relevant` of
+/// `bits` signs; every batch is the full enumeration. Loss: logistic, on targets +-1.
+/// Tensors: "hidden.weight", "norm.weight", "readout.weight".
+///
+/// The norm breaks the ReLU rescale; what is left is the norm scale.
+struct SparseParityOptions {
+  int64_t bits = 10;
+  int64_t relevant = 3;
+  int64_t d_hidden = 512;
+  double gain_spread = 0;
+};
+Testbed sparse_parity(const SparseParityOptions& options = {});
+
+}  // namespace ddc::testbeds

@@ -1,0 +1,70 @@
+#include "ddc/testbeds/blocks.h"
+
+#include <ATen/ATen.h>
+
+#include "draw.h"
+#include "options.h"
+#include "transformer.h"
+
+namespace ddc::testbeds {
+namespace {
+
+/// Tokens drawn at random, and for each the sum of its multiple and its predecessor.
+decltype(Testbed::batch) token_sums(int64_t vocabulary, int64_t multiplier, int64_t batch_size,
+                                    int64_t sequence) {
+  check_positive("batch_size", batch_size);
+  return [=](uint64_t seed, at::ScalarType /*dtype*/) {
+    const auto tokens = at::randint(0, vocabulary, {batch_size, sequence},
+                                    generator(seed, Stream::batch), at::kLong);
+    const auto previous = at::constant_pad_nd(tokens, {1, 0}).narrow(1, 0, sequence);
+    return Batch{tokens, (tokens * multiplier + previous).remainder(vocabulary)};
+  };
+}
+
+}  // namespace
+
+Testbed layer_norm_block(const LayerNormBlockOptions& options) {
+  auto bed =
+      transformer_testbed({.vocabulary = options.vocabulary,
+                           .classes = options.vocabulary,
+                           .d_model = options.d_model,
+                           .heads = options.heads,
+                           .kv_heads = options.heads,
+                           .d_ff = options.d_ff,
+                           .sequence = options.sequence,
+                           .layers = options.layers,
+                           .feed_forwards = {{"mlp", FeedForward::Kind::relu},
+                                             {"squared_mlp", FeedForward::Kind::squared_relu}},
+                           .gain_spread = options.gain_spread,
+                           .bias_spread = options.bias_spread,
+                           .residual_shifts = options.residual_shifts});
+  bed.name = "layer norm block";
+  bed.batch =
+      token_sums(options.vocabulary, options.multiplier, options.batch_size, options.sequence);
+  return bed;
+}
+
+Testbed rms_norm_block(const RmsNormBlockOptions& options) {
+  auto bed = transformer_testbed({.vocabulary = options.vocabulary,
+                                  .classes = options.vocabulary,
+                                  .d_model = options.d_model,
+                                  .heads = options.heads,
+                                  .kv_heads = options.kv_heads,
+                                  .d_ff = options.d_ff,
+                                  .sequence = options.sequence,
+                                  .layers = options.layers,
+                                  .feed_forwards = {{"mlp", FeedForward::Kind::swiglu}},
+                                  .norm = Norm::rms,
+                                  .gain_is_offset = options.gain_is_offset,
+                                  .learned_positions = false,
+                                  .attention_biases = false,
+                                  .feed_forward_biases = false,
+                                  .unembedding_bias = false,
+                                  .gain_spread = options.gain_spread});
+  bed.name = options.gain_is_offset ? "rms norm block (1 + w)" : "rms norm block";
+  bed.batch =
+      token_sums(options.vocabulary, options.multiplier, options.batch_size, options.sequence);
+  return bed;
+}
+
+}  // namespace ddc::testbeds

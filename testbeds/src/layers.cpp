@@ -1,0 +1,131 @@
+#include "layers.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "draw.h"
+
+namespace ddc::testbeds {
+namespace {
+
+constexpr double norm_eps = 1e-5;
+constexpr double rotary_base = 10000;
+
+/// [batch, time, heads * head_size] -> [batch, groups, heads / groups, time, head_size].
+at::Tensor split_heads(const at::Tensor& x, int64_t heads, int64_t groups) {
+  return x.view({x.size(0), x.size(1), groups, heads / groups, x.size(2) / heads})
+      .permute({0, 2, 3, 1, 4});
+}
+
+/// Turns what stands at the positions `first`, `first` + 1, ...
+at::Tensor rotate(const at::Tensor& x, int64_t first) {
+  const int64_t time = x.size(-2);
+  const int64_t planes = x.size(-1) / 2;
+  const auto exponents = at::arange(planes, at::kDouble) / static_cast<double>(planes);
+  const auto angles =
+      at::outer(at::arange(first, first + time, at::kDouble), at::pow(rotary_base, -exponents));
+  const auto cos = angles.cos().to(x.scalar_type());
+  const auto sin = angles.sin().to(x.scalar_type());
+  const auto a = x.narrow(-1, 0, planes);
+  const auto b = x.narrow(-1, planes, planes);
+  return at::cat({a * cos - b * sin, b * cos + a * sin}, -1);
+}
+
+}  // namespace
+
+std::optional<NamedTensor> find(const Parameters& params, const std::string& name) {
+  if (!params.contains(name)) return std::nullopt;
+  return params[name];
+}
+
+at::Tensor linear(const Parameters& params, const std::string& layer, const at::Tensor& x) {
+  const auto bias = find(params, layer + ".bias");
+  return at::linear(x, params[layer + ".weight"].tensor,
+                    bias ? std::optional(bias->tensor) : std::nullopt);
+}
+
+at::Tensor relu_power(const at::Tensor& x, int64_t degree) {
+  const auto positive = x.relu();
+  return degree == 1 ? positive : positive * positive;
+}
+
+at::Tensor relu_stack(const Parameters& params, int64_t depth, int64_t degree,
+                      const at::Tensor& x) {
+  auto h = linear(params, "layers.0", x);
+  for (int64_t l = 1; l < depth; ++l) {
+    h = linear(params, "layers." + std::to_string(l), relu_power(h, degree));
+  }
+  return h;
+}
+
+at::Tensor layer_norm(const Parameters& params, const std::string& layer, const at::Tensor& x) {
+  const auto shift = find(params, layer + ".bias");
+  return at::layer_norm(x, {x.size(-1)}, params[layer + ".weight"].tensor,
+                        shift ? std::optional(shift->tensor) : std::nullopt, norm_eps);
+}
+
+at::Tensor rms_norm(const Parameters& params, const std::string& layer, const at::Tensor& x,
+                    bool gain_is_offset) {
+  const auto& weight = params[layer + ".weight"].tensor;
+  const auto scale = (x.square().mean(-1, /*keepdim=*/true) + norm_eps).rsqrt();
+  return x * scale * (gain_is_offset ? weight + 1 : weight);
+}
+
+at::Tensor attention(const Parameters& params, const std::string& layer, const at::Tensor& x,
+                     const Attention& shape) {
+  const int64_t time = x.size(1);
+  const int64_t first = shape.last_query_only ? time - 1 : 0;
+  auto query = split_heads(linear(params, layer + ".query", x.narrow(1, first, time - first)),
+                           shape.heads, shape.kv_heads);
+  auto key = split_heads(linear(params, layer + ".key", x), shape.kv_heads, shape.kv_heads);
+  const auto value =
+      split_heads(linear(params, layer + ".value", x), shape.kv_heads, shape.kv_heads);
+  if (shape.rotary) {
+    query = rotate(query, first);
+    key = rotate(key, 0);
+  }
+  const double scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
+  const auto future = at::ones({time - first, time}, at::kBool).triu(first + 1);
+  const auto scores = (query * scale)
+                          .matmul(key.transpose(-1, -2))
+                          .masked_fill(future, -std::numeric_limits<double>::infinity());
+  const auto heads = scores.softmax(-1).matmul(value).permute({0, 3, 1, 2, 4});
+  return linear(params, layer + ".output", heads.flatten(2));
+}
+
+at::Tensor swiglu(const Parameters& params, const std::string& layer, const at::Tensor& x) {
+  const auto gate = at::silu(linear(params, layer + ".gate", x));
+  return linear(params, layer + ".down", gate * linear(params, layer + ".up", x));
+}
+
+Loss mean_squared_error(Outputs outputs) {
+  return [outputs = std::move(outputs)](const Parameters& params, const Batch& batch) {
+    return at::mse_loss(outputs(params, batch.inputs), batch.targets);
+  };
+}
+
+Loss cross_entropy(Outputs outputs) {
+  return [outputs = std::move(outputs)](const Parameters& params, const Batch& batch) {
+    const auto logits = outputs(params, batch.inputs);
+    return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), batch.targets.flatten());
+  };
+}
+
+Loss logistic(Outputs outputs) {
+  return [outputs = std::move(outputs)](const Parameters& params, const Batch& batch) {
+    return -at::log_sigmoid(outputs(params, batch.inputs) * batch.targets).mean();
+  };
+}
+
+Batch teach(const Outputs& network, const Parameters& teacher, int64_t samples, int64_t d_in,
+            const at::Generator& source, at::ScalarType dtype) {
+  const at::NoGradGuard no_grad;
+  const auto inputs = normal({samples, d_in}, 1, source);
+  return {inputs.to(dtype), network(teacher, inputs).to(dtype)};
+}
+
+}  // namespace ddc::testbeds

@@ -1,0 +1,80 @@
+#include "ddc/testbeds/modular_addition.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "draw.h"
+#include "options.h"
+#include "transformer.h"
+
+namespace ddc::testbeds {
+namespace {
+
+/// [a, b, =] with (a + b) mod p, for pairs numbered a * p + b.
+Batch sums(const at::Tensor& pairs, int64_t modulus) {
+  const auto a = pairs.div(modulus, "floor");
+  const auto b = pairs.remainder(modulus);
+  return {at::stack({a, b, at::full_like(a, modulus)}, 1), (a + b).remainder(modulus)};
+}
+
+}  // namespace
+
+ModularAdditionSplit modular_addition_split(const ModularAdditionOptions& options) {
+  TORCH_CHECK(options.modulus >= 2, "testbed option modulus must be >= 2, got ", options.modulus);
+  TORCH_CHECK(options.train_fraction > 0 && options.train_fraction < 1,
+              "testbed option train_fraction must be between 0 and 1, got ",
+              options.train_fraction);
+  const int64_t pairs = options.modulus * options.modulus;
+  const int64_t train = std::clamp<int64_t>(
+      std::llround(options.train_fraction * static_cast<double>(pairs)), 1, pairs - 1);
+  const auto order = at::randperm(pairs, generator(options.split_seed, Stream::split), at::kLong);
+  return {.train = sums(order.narrow(0, 0, train), options.modulus),
+          .test = sums(order.narrow(0, train, pairs - train), options.modulus)};
+}
+
+Testbed modular_addition(const ModularAdditionOptions& options) {
+  const auto train = modular_addition_split(options).train;
+  const int64_t pairs = train.inputs.size(0);
+  TORCH_CHECK(
+      options.batch_size >= 0 && options.batch_size <= pairs,
+      "testbed option batch_size must be between 0 (all) and the number of training pairs (", pairs,
+      "), got ", options.batch_size);
+  check_degree(options.degree);
+  // The equals sign stands at the last position and nowhere else.
+  std::vector<int64_t> token_class(options.modulus, 0);
+  token_class.push_back(1);
+  auto bed = transformer_testbed(
+      {.vocabulary = options.modulus + 1,
+       .classes = options.modulus,
+       .d_model = options.d_model,
+       .heads = options.heads,
+       .kv_heads = options.heads,
+       .d_ff = options.d_ff,
+       .sequence = 3,
+       .layers = options.layers,
+       .feed_forwards = {{"mlp", options.degree == 2 ? FeedForward::Kind::squared_relu
+                                                     : FeedForward::Kind::relu}},
+       .attention_biases = options.attention_biases,
+       .final_norm = options.final_norm,
+       .unembedding_bias = false,
+       .last_position_only = true,
+       .embedding_spread = 1 / std::sqrt(static_cast<double>(options.d_model)),
+       .gain_spread = options.gain_spread,
+       .bias_spread = options.bias_spread,
+       .residual_shifts = options.residual_shifts,
+       .token_class = token_class,
+       .position_class = {0, 0, 1}});
+  bed.name = "modular addition";
+  bed.batch = [train, pairs, batch_size = options.batch_size](uint64_t seed,
+                                                              at::ScalarType /*dtype*/) {
+    if (batch_size == 0) return train;
+    const auto chosen =
+        at::randperm(pairs, generator(seed, Stream::batch), at::kLong).narrow(0, 0, batch_size);
+    return Batch{train.inputs.index_select(0, chosen), train.targets.index_select(0, chosen)};
+  };
+  return bed;
+}
+
+}  // namespace ddc::testbeds

@@ -1,0 +1,76 @@
+#include "ddc/testbeds/teacher_student.h"
+
+#include <ATen/ATen.h>
+
+#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/rescale.h"
+#include "draw.h"
+#include "layers.h"
+#include "options.h"
+
+namespace ddc::testbeds {
+namespace {
+
+/// Everything but the gauges. `draw` fills in the weights, of the student or of the teacher.
+template <typename Options, typename Draw>
+Testbed teacher_student(const Options& options, Draw draw, Outputs network) {
+  check_positive("d_in", options.d_in);
+  check_positive("d_out", options.d_out);
+  check_positive("samples", options.samples);
+  Testbed bed;
+  bed.init = [=](uint64_t seed, at::ScalarType dtype) {
+    Initializer student(seed, dtype);
+    draw(student, options.student_scale);
+    return student.parameters();
+  };
+  bed.batch = [=](uint64_t /*seed*/, at::ScalarType dtype) {
+    Initializer teacher(options.data_seed, at::kDouble, Stream::teacher);
+    draw(teacher, options.teacher_scale);
+    return teach(network, teacher.parameters(), options.samples, options.d_in,
+                 generator(options.data_seed, Stream::batch), dtype);
+  };
+  bed.outputs = network;
+  bed.loss = mean_squared_error(network);
+  return bed;
+}
+
+}  // namespace
+
+Testbed relu_teacher_student(const ReluTeacherStudentOptions& options) {
+  check_positive("d_hidden", options.d_hidden);
+  auto bed = teacher_student(
+      options,
+      [options](Initializer& weights, double scale) {
+        weights.add("layers.0.weight", {options.d_hidden, options.d_in}, scale);
+        weights.add("layers.1.weight", {options.d_out, options.d_hidden}, scale);
+      },
+      [](const Parameters& params, const at::Tensor& inputs) {
+        return relu_stack(params, /*depth=*/2, /*degree=*/1, inputs);
+      });
+  bed.name = "relu teacher-student";
+  bed.gauges = [options](const Parameters& params) {
+    return chained_rescale({.weights = {params["layers.0.weight"], params["layers.1.weight"]},
+                            .whole = !options.per_channel});
+  };
+  return bed;
+}
+
+Testbed norm_teacher_student(const NormTeacherStudentOptions& options) {
+  auto bed = teacher_student(
+      options,
+      [options](Initializer& weights, double scale) {
+        weights.add("norm.weight", {options.d_in}, options.gain_spread, /*mean=*/1);
+        weights.add("readout.weight", {options.d_out, options.d_in}, scale);
+      },
+      [](const Parameters& params, const at::Tensor& inputs) {
+        return linear(params, "readout", layer_norm(params, "norm", inputs));
+      });
+  bed.name = "norm teacher-student";
+  bed.gauges = [](const Parameters& params) {
+    return std::vector<Gauge>{
+        norm_scale({.gain = params["norm.weight"], .readers = {params["readout.weight"]}})};
+  };
+  return bed;
+}
+
+}  // namespace ddc::testbeds

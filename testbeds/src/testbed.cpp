@@ -1,0 +1,17 @@
+#include "ddc/testbeds/testbed.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+namespace ddc::testbeds {
+
+double accuracy(const at::Tensor& outputs, const at::Tensor& targets) {
+  const at::NoGradGuard no_grad;
+  const auto answers =
+      at::isFloatingType(targets.scalar_type()) ? outputs.sign() : outputs.argmax(-1);
+  TORCH_CHECK(answers.sizes() == targets.sizes(), "accuracy: answers have shape ", answers.sizes(),
+              ", targets ", targets.sizes());
+  return answers.eq(targets).to(at::kDouble).mean().item<double>();
+}
+
+}  // namespace ddc::testbeds
