@@ -25,6 +25,11 @@ constexpr double kSweepTolerance = 1e-14;
 /// Gauges with two legs on one tensor over-correct by up to a factor of two in one sweep.
 double damping(const GaugePlan& gauge) { return gauge.self_coupled ? 0.5 : 1; }
 
+double epsilon(const TensorPlan& tensor) {
+  return tensor.compute_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                              : std::numeric_limits<float>::epsilon();
+}
+
 at::Tensor leg_factor(const BoundLeg& leg, const at::Tensor& log_unit, double sign,
                       const at::TensorOptions& options) {
   return leg.map.gather_vector((log_unit * (sign * leg.exponent)).exp().to(options), 1);
@@ -75,12 +80,22 @@ void Frame::bind_() {
       if (gauge.is_scale()) continue;
       gauge_states_[k].held = shift_part(gauge, residual);
       gauge_states_[k].bound = at::ones({gauge.gauge.channels}, at::kBool);
+      gauge_states_[k].known = gauge_states_[k].bound.clone();
       for (const auto& leg : gauge.legs) {
         residual[leg.tensor] = residual[leg.tensor] - shift_of_leg(leg, gauge_states_[k].held);
       }
     }
     Squares squares(plan_.tensors.size());
-    for (const size_t t : component.tensors) squares[t] = residual[t].square();
+    for (const size_t t : component.tensors) {
+      const auto& tensor = plan_.tensors[t];
+      if (!tensor.shifts.empty()) {
+        // What is left of a constant is rounding, and must not pass for a side that is not zero.
+        const auto shifted = (tensor.tensor.detach() - residual[t]).abs();
+        residual[t] =
+            at::where(residual[t].abs() > shifted * (8 * epsilon(tensor)), residual[t], 0);
+      }
+      squares[t] = residual[t].square();
+    }
 
     for (int sweep = 0; sweep < kMostBindingSweeps; ++sweep) {
       double largest = 0;
@@ -108,11 +123,14 @@ void Frame::bind_() {
       const double smallest = smallest_norm(plan_, gauge);
       state.target = at::where(state.bound, section(gauge, squares, smallest).value, state.target);
       state.held = ratio(gauge, squares, smallest).value + state.log_unit * gauge.ratio_weight();
+      state.known = state.bound.clone();
     }
   }
 }
 
-std::vector<at::Tensor> Frame::coordinates(const Component& component) const {
+std::vector<at::Tensor> Frame::coordinates(const Component& component,
+                                           std::vector<at::Tensor>& shifts) const {
+  shifts.resize(plan_.gauges.size());
   std::vector<at::Tensor> x(plan_.tensors.size());
   for (const size_t t : component.tensors) {
     const auto& tensor = plan_.tensors[t];
@@ -125,9 +143,9 @@ std::vector<at::Tensor> Frame::coordinates(const Component& component) const {
   for (const size_t k : component.gauges) {
     const auto& gauge = plan_.gauges[k];
     if (gauge.is_scale()) continue;
-    const auto shift = shift_part(gauge, x);
+    shifts[k] = shift_part(gauge, x);
     for (const auto& leg : gauge.legs) {
-      x[leg.tensor] -= shift_of_leg(leg, shift);
+      x[leg.tensor] -= shift_of_leg(leg, shifts[k]);
     }
   }
   for (const size_t t : component.tensors) {
@@ -149,8 +167,9 @@ Chart Frame::open(const Component& component, const std::vector<bool>& has_gradi
   chart.charge.resize(plan_.gauges.size());
   chart.charge_scale.resize(plan_.gauges.size());
   chart.log_move.resize(plan_.gauges.size());
+  chart.projected.resize(plan_.gauges.size());
   chart.nodes.resize(plan_.nodes.size());
-  chart.x = coordinates(component);
+  chart.x = coordinates(component, chart.shift);
 
   for (const size_t k : component.gauges) {
     const auto& legs = plan_.gauges[k].legs;
@@ -203,11 +222,12 @@ void Frame::measure_charges_(Chart& chart) const {
   }
 }
 
-void Frame::project_(const Chart& chart, std::vector<at::Tensor>& vectors) const {
+void Frame::project_(Chart& chart, std::vector<at::Tensor>& vectors) const {
   for (const size_t k : chart.component->gauges) {
     const auto& gauge = plan_.gauges[k];
     if (gauge.is_scale() || !chart.active[k]) continue;
     const auto shift = shift_part(gauge, vectors);
+    chart.projected[k] = shift.abs().max().item<double>();
     for (const auto& leg : gauge.legs) {
       // Out of place: a rule may have handed out a tensor of its state.
       auto& vector = vectors[leg.tensor];
@@ -247,11 +267,13 @@ void Frame::update_binding_(const Chart& chart, size_t k) {
   const auto now = section(gauge, chart.squares, smallest);
   const auto entering =
       state.bound.logical_not() & comparable(gauge, chart.squares, smallest);
+  // A channel that was bound before goes back to the place where it was held.
+  const auto first_time = entering & state.known.logical_not();
+  const auto r = ratio(gauge, chart.squares, smallest).value;
   state.bound = (state.bound & now.alive) | entering;
-  const auto offset = ratio(gauge, chart.squares, smallest).value +
-                      state.log_unit * gauge.ratio_weight();
-  state.target = at::where(entering, now.value, state.target);
-  state.held = at::where(entering, offset, state.held);
+  state.known = state.known | entering;
+  state.target = at::where(first_time, now.value, state.target);
+  state.held = at::where(first_time, r + state.log_unit * gauge.ratio_weight(), state.held);
   state.imbalance =
       at::where(state.bound, now.value - state.target, 0.0).abs().max().item<double>();
 }
@@ -301,6 +323,7 @@ void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) 
     if (plan_.gauges[k].is_scale()) {
       scales.push_back(k);
     } else {
+      gauge_states_[k].imbalance = chart.projected[k];
       move_vertical_(chart, k, settings_of(k, settings));
     }
   }
@@ -342,7 +365,8 @@ void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) 
       state.log_unit = at::where(state.bound & r.alive,
                                  (state.held - r.value) / gauge.ratio_weight(), state.log_unit);
     } else {
-      state.held = r.value + state.log_unit * gauge.ratio_weight();
+      state.held =
+          at::where(state.bound, r.value + state.log_unit * gauge.ratio_weight(), state.held);
     }
   }
 }
@@ -367,7 +391,8 @@ void Frame::lift_(const Chart& chart) {
     }
     for (const auto& use : tensor.shifts) {
       const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
-      x.add_(shift_of_leg(leg, gauge_states_[use.gauge].held));
+      x.add_(shift_of_leg(
+          leg, chart.active[use.gauge] ? gauge_states_[use.gauge].held : chart.shift[use.gauge]));
     }
     if (tensor.offset != 0) x.sub_(tensor.offset);
     weights.copy_(x);
@@ -384,7 +409,8 @@ at::Tensor Frame::gauge_coordinate(size_t k) const {
       for (const size_t t : component.tensors) weights[t] = plan_.tensors[t].tensor.detach();
       return shift_part(gauge, weights);
     }
-    const auto x = coordinates(component);
+    std::vector<at::Tensor> shifts;
+    const auto x = coordinates(component, shifts);
     Squares squares(plan_.tensors.size());
     for (const size_t t : component.tensors) squares[t] = x[t].square();
     const auto r = ratio(gauge, squares, smallest_norm(plan_, gauge));

@@ -65,8 +65,12 @@ std::map<std::string, std::string> load(const io::TensorFile& file, const Parame
   check_model(model, saved);
   if (rng) {
     TORCH_CHECK(rng_state.defined(), "it holds no state of the random number generator");
-    auto trial = at::make_generator<at::CPUGeneratorImpl>();
-    trial.set_state(rng_state);
+    try {
+      at::make_generator<at::CPUGeneratorImpl>().set_state(rng_state);
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(false, "its tensor '", kRng, "' is not the state of a random number generator: ",
+                  error.what_without_backtrace());
+    }
   }
   if (optimizer != nullptr) {
     const auto description = file.metadata.find(kDescription);

@@ -10,6 +10,21 @@ namespace ddc {
 
 using torch::optim::OptimizerParamGroup;
 
+namespace {
+
+/// Whether writing to one tensor changes the other. (Of views with gaps: if they start together.)
+bool share_memory(const at::Tensor& a, const at::Tensor& b) {
+  if (a.is_same(b)) return true;
+  if (a.numel() == 0 || b.numel() == 0) return false;
+  const auto* a_begin = static_cast<const char*>(a.const_data_ptr());
+  const auto* b_begin = static_cast<const char*>(b.const_data_ptr());
+  if (a_begin == b_begin) return true;
+  return a.is_non_overlapping_and_dense() && b.is_non_overlapping_and_dense() &&
+         a_begin < b_begin + b.nbytes() && b_begin < a_begin + a.nbytes();
+}
+
+}  // namespace
+
 LiftedOptimizer::LiftedOptimizer(const std::vector<OptimizerParamGroup>& groups,
                                  const Parameters& names, std::vector<Gauge> gauges,
                                  std::unique_ptr<LiftedOptions> defaults)
@@ -28,17 +43,6 @@ void LiftedOptimizer::accept_group_(const OptimizerParamGroup& group, const Para
   TORCH_CHECK(!group.params().empty(), "param group ", index, " is empty");
   std::unordered_map<const void*, std::string> name_of;
   for (const auto& [name, tensor] : names) name_of[tensor.unsafeGetTensorImpl()] = name;
-  // By identity and by memory, so that two tensors over one storage are found out as well.
-  std::unordered_map<const void*, size_t> position_of;
-  const auto keys = [](const at::Tensor& tensor) {
-    std::vector<const void*> result{tensor.unsafeGetTensorImpl()};
-    if (tensor.numel() > 0) result.push_back(tensor.const_data_ptr());
-    return result;
-  };
-  for (size_t p = 0; p < parameters.size(); ++p) {
-    for (const void* key : keys(parameters[p].parameter.tensor)) position_of[key] = p;
-  }
-
   for (size_t i = 0; i < group.params().size(); ++i) {
     const auto& tensor = group.params()[i];
     std::string name = "group" + std::to_string(index) + ".param" + std::to_string(i);
@@ -47,14 +51,12 @@ void LiftedOptimizer::accept_group_(const OptimizerParamGroup& group, const Para
     if (named != name_of.end()) name = named->second;
     TORCH_CHECK(at::isFloatingType(tensor.scalar_type()), "parameter '", name,
                 "' must be of a floating-point type, is ", tensor.scalar_type());
-    TORCH_CHECK(tensor.is_leaf(), "parameter '", name, "' is not a leaf: it has a gradient function");
-    for (const void* key : keys(tensor)) {
-      const auto [found, is_new] = position_of.emplace(key, parameters.size());
-      if (is_new) continue;
-      const auto& other = parameters[found->second];
-      TORCH_CHECK(false, "parameter '", name, "' of group ", index, " is already there as '",
-                  other.parameter.name, "' in group ", other.param_group,
-                  "; a parameter may be in one group only, and once");
+    TORCH_CHECK(tensor.is_leaf(), "parameter '", name,
+                "' is not a leaf: it has a gradient function");
+    for (const auto& other : parameters) {
+      TORCH_CHECK(!share_memory(tensor, other.parameter.tensor), "parameter '", name, "' of group ",
+                  index, " is already there as '", other.parameter.name, "' in group ",
+                  other.param_group, "; a parameter may be in one group only, and once");
     }
     parameters.push_back({{name, tensor}, index});
   }
@@ -111,7 +113,7 @@ std::vector<bool> LiftedOptimizer::check_gradients() const {
     const auto& gradient = tensor.tensor.grad();
     has_gradient.push_back(gradient.defined());
     if (!gradient.defined()) continue;
-    TORCH_CHECK(!gradient.is_sparse(), "the gradient of '", tensor.name,
+    TORCH_CHECK(gradient.layout() == at::kStrided, "the gradient of '", tensor.name,
                 "' is sparse; only dense gradients are supported");
     TORCH_CHECK(gradient.sizes() == tensor.tensor.sizes(), "the gradient of '", tensor.name,
                 "' has shape ", gradient.sizes(), ", the parameter ", tensor.tensor.sizes());

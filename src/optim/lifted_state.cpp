@@ -4,8 +4,10 @@
 #include <ATen/ATen.h>
 #include <torch/serialize/archive.h>
 
+#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "ddc/optim/lifted.h"
 
@@ -20,27 +22,28 @@ constexpr const char* kDescriptionKey = "description";
 struct Field {
   std::string name;
   at::Tensor* tensor;
-  /// Whether the tensor may be absent (a rule that has not run yet).
-  bool optional;
 };
 
 std::vector<Field> fields(GaugeState& state) {
-  return {{"log_unit", &state.log_unit, true},
-          {"target", &state.target, true},
-          {"held", &state.held, false},
-          {"bound", &state.bound, false},
-          {"vertical.first", &state.vertical.first, true},
-          {"vertical.second", &state.vertical.second, true}};
+  return {{"log_unit", &state.log_unit},
+          {"target", &state.target},
+          {"held", &state.held},
+          {"bound", &state.bound},
+          {"known", &state.known}};
 }
 
 std::vector<Field> fields(ScalarMoments& moments) {
-  return {{"first", &moments.first, true}, {"second", &moments.second, true}};
+  return {{"first", &moments.first}, {"second", &moments.second}};
 }
 
 json describe(const Gauge& gauge, const GaugePlan& plan) {
   json legs = json::array();
   for (const auto& leg : gauge.legs) {
-    legs.push_back({{"tensor", leg.tensor}, {"axis", leg.axis}, {"exponent", leg.exponent}});
+    legs.push_back({{"tensor", leg.tensor},
+                    {"axis", leg.axis},
+                    {"exponent", leg.exponent},
+                    {"offset", leg.offset},
+                    {"channel_of", leg.channel_of}});
   }
   return {{"name", gauge.name},
           {"action", to_string(gauge.action)},
@@ -60,26 +63,22 @@ class Loader {
   const at::Tensor* find(const std::string& key) {
     const auto found = state_.tensors.find(key);
     if (found == state_.tensors.end()) return nullptr;
-    ++used_;
+    used_.insert(key);
     return &found->second;
   }
 
   /// Replaces `slot` by the tensor called `key`, which must have the shape and type given.
   void replace(const std::string& key, at::Tensor* slot, at::IntArrayRef shape, at::ScalarType type,
-               at::Device device, bool optional) {
+               at::Device device) {
     const auto* tensor = find(key);
-    if (tensor == nullptr) {
-      TORCH_CHECK(optional, "optimizer state has no tensor '", key, "'");
-      actions_.push_back([slot] { *slot = at::Tensor(); });
-      return;
-    }
+    TORCH_CHECK(tensor != nullptr, "optimizer state has no tensor '", key, "'");
     TORCH_CHECK(tensor->sizes() == shape && tensor->scalar_type() == type, "optimizer state '", key,
                 "' is of type ", tensor->scalar_type(), " and shape ", tensor->sizes(),
                 ", expected ", type, " and ", shape);
     actions_.push_back([slot, tensor, device] { *slot = tensor->to(device).clone(); });
   }
 
-  void count(const std::string& key, int64_t* slot) {
+  int64_t count(const std::string& key, int64_t* slot) {
     const auto* tensor = find(key);
     TORCH_CHECK(tensor != nullptr, "optimizer state has no tensor '", key, "'");
     TORCH_CHECK(tensor->scalar_type() == at::kLong && tensor->numel() == 1, "optimizer state '", key,
@@ -87,20 +86,36 @@ class Loader {
     const auto value = tensor->item<int64_t>();
     TORCH_CHECK(value >= 0, "optimizer state '", key, "' must be >= 0, is ", value);
     actions_.push_back([slot, value] { *slot = value; });
+    return value;
+  }
+
+  /// Moments are there once the rule has run.
+  void replace(const std::string& key, ScalarMoments* slot, at::IntArrayRef shape,
+               at::Device device) {
+    const bool has_run = count(key + "step", &slot->step) > 0;
+    for (const auto& field : fields(*slot)) {
+      if (has_run) {
+        replace(key + field.name, field.tensor, shape, at::kDouble, device);
+      } else {
+        actions_.push_back([tensor = field.tensor] { *tensor = at::Tensor(); });
+      }
+    }
   }
 
   void then(std::function<void()> action) { actions_.push_back(std::move(action)); }
 
   void commit() {
-    TORCH_CHECK(used_ == state_.tensors.size(), "optimizer state holds ", state_.tensors.size(),
-                " tensors, of which this optimizer knows ", used_);
+    for (const auto& [key, tensor] : state_.tensors) {
+      TORCH_CHECK(used_.count(key) > 0, "optimizer state holds a tensor '", key,
+                  "', which this optimizer does not know");
+    }
     for (const auto& action : actions_) action();
   }
 
  private:
   const OptimizerState& state_;
   std::vector<std::function<void()>> actions_;
-  size_t used_ = 0;
+  std::set<std::string> used_;
 };
 
 std::string param_key(const TensorPlan& tensor) { return "param." + tensor.name + "."; }
@@ -147,6 +162,9 @@ OptimizerState LiftedOptimizer::state_dict() const {
     auto state = frame_.gauge_states()[k];
     const auto key = gauge_key(frame_.plan().gauges[k]);
     for (const auto& field : fields(state)) put(key + field.name, *field.tensor);
+    for (const auto& field : fields(state.vertical)) {
+      put(key + "vertical." + field.name, *field.tensor);
+    }
     put(key + "vertical.step", number(state.vertical.step));
   }
   for (size_t m = 0; m < frame_.radial_states().size(); ++m) {
@@ -175,20 +193,20 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
               groups.size(), " param groups, the optimizer ", param_groups_.size());
   Loader loader(state);
   for (size_t g = 0; g < param_groups_.size(); ++g) {
-    TORCH_CHECK(groups[g].contains("params") && groups[g]["params"] == own["groups"][g]["params"],
-                "optimizer state: param group ", g, " holds ",
-                groups[g].value("params", json::array()).dump(), ", the optimizer's holds ",
-                own["groups"][g]["params"].dump());
-    std::map<std::string, double> values;
+    const auto params = groups[g].is_object() ? groups[g].value("params", json()) : json();
+    TORCH_CHECK(params == own["groups"][g]["params"], "optimizer state: param group ", g, " holds ",
+                params.dump(), ", the optimizer's holds ", own["groups"][g]["params"].dump());
+    // Tried out on a copy, so that values that do not pass leave the group's options alone.
+    auto copy = std::shared_ptr<torch::optim::OptimizerOptions>(param_groups_[g].options().clone());
     try {
-      values = groups[g].at("options").get<std::map<std::string, double>>();
+      const auto values = groups[g].at("options").get<std::map<std::string, double>>();
+      dynamic_cast<LiftedOptions&>(*copy).assign(values);
     } catch (const json::exception& error) {
       TORCH_CHECK(false, "optimizer state: the options of param group ", g,
                   " cannot be read: ", error.what());
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(false, "optimizer state: param group ", g, ": ", error.what_without_backtrace());
     }
-    // Tried out on a copy, so that values that do not pass leave the group's options alone.
-    auto copy = std::shared_ptr<torch::optim::OptimizerOptions>(param_groups_[g].options().clone());
-    dynamic_cast<LiftedOptions&>(*copy).assign(values);
     loader.then([this, g, copy] { param_groups_[g].set_options(copy->clone()); });
   }
   const auto& gauges = saved["gauges"];
@@ -202,12 +220,16 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
   std::map<void*, std::shared_ptr<LiftedParamState>> loaded;
   for (const auto& tensor : frame_.plan().tensors) {
     const auto key = param_key(tensor);
-    if (state.tensors.count(key + "step") == 0) continue;  // never stepped
     auto fresh = std::shared_ptr<LiftedParamState>(make_state());
+    const auto slots = fresh->tensors();
+    const bool has_moments = std::any_of(slots.begin(), slots.end(), [&](const auto& slot) {
+      return state.tensors.count(key + slot.first) > 0;
+    });
+    if (!has_moments && state.tensors.count(key + "step") == 0) continue;  // never stepped
     loader.count(key + "step", &fresh->step);
-    for (const auto& [field, slot] : fresh->tensors()) {
+    for (const auto& [field, slot] : slots) {
       const auto* value = loader.find(key + field);
-      if (value == nullptr) continue;
+      TORCH_CHECK(value != nullptr, "optimizer state has no tensor '", key, field, "'");
       TORCH_CHECK(value->sizes() == tensor.tensor.sizes(), "optimizer state '", key, field,
                   "' has shape ", value->sizes(), ", the parameter ", tensor.tensor.sizes());
       TORCH_CHECK(value->scalar_type() == tensor.compute_type(), "optimizer state '", key, field,
@@ -216,10 +238,6 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
         *slot = value->to(device).clone();
       });
     }
-    for (const auto& [field, slot] : fresh->tensors()) {
-      TORCH_CHECK(state.tensors.count(key + field) > 0, "optimizer state has no tensor '", key,
-                  field, "'");
-    }
     loaded[tensor.tensor.unsafeGetTensorImpl()] = std::move(fresh);
   }
   for (size_t k = 0; k < gauges_.size(); ++k) {
@@ -227,23 +245,18 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
     const auto key = gauge_key(frame_.plan().gauges[k]);
     const auto shape = target.held.sizes().vec();
     for (const auto& field : fields(target)) {
-      const bool is_bound = field.name == "bound";
-      loader.replace(key + field.name, field.tensor,
-                     is_bound ? at::IntArrayRef(target.bound.sizes()) : at::IntArrayRef(shape),
-                     is_bound ? at::kBool : at::kDouble, target.held.device(), field.optional);
+      if (!field.tensor->defined()) continue;  // a shift has no unit
+      loader.replace(key + field.name, field.tensor, field.tensor->sizes(),
+                     field.tensor->scalar_type(), target.held.device());
     }
-    loader.count(key + "vertical.step", &target.vertical.step);
+    loader.replace(key + "vertical.", &target.vertical, shape, target.held.device());
   }
   for (size_t m = 0; m < frame_.radial_states().size(); ++m) {
     const auto& mode = frame_.plan().radial_modes[m];
     auto& moments = frame_.radial_states()[m];
     const auto key = radial_key(frame_.plan(), mode);
     const int64_t channels = gauges_[mode.gauge].channels;
-    for (const auto& field : fields(moments)) {
-      loader.replace(key + field.name, field.tensor, {channels}, at::kDouble, at::kCPU,
-                     field.optional);
-    }
-    loader.count(key + "step", &moments.step);
+    loader.replace(key, &moments, {channels}, at::kCPU);
   }
   loader.commit();
   state_.clear();

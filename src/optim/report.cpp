@@ -25,22 +25,37 @@ double Report::largest_imbalance() const {
 }
 
 std::ostream& operator<<(std::ostream& out, const Report& report) {
-  size_t width = 5;
-  for (const auto& gauge : report.gauges) width = std::max(width, gauge.name.size());
-  const auto w = static_cast<int>(width);
-  const auto flags = out.flags();
-  out << std::left << std::setw(w) << "gauge" << "  " << std::setw(15) << "kind" << std::setw(12)
-      << "group" << std::setw(10) << "coords" << std::right << std::setw(9) << "channels"
-      << std::setw(12) << "degenerate" << std::setw(11) << "corrected" << '\n';
+  size_t name_width = 5;
+  size_t kind_width = 4;
   for (const auto& gauge : report.gauges) {
-    out << std::left << std::setw(w) << gauge.name << "  " << std::setw(15) << gauge.kind
-        << std::setw(12) << gauge.group << std::setw(10) << gauge.coordinates << std::right
-        << std::setw(9) << gauge.channels << std::setw(12) << gauge.degenerate_channels
+    name_width = std::max(name_width, gauge.name.size());
+    kind_width = std::max(kind_width, gauge.kind.size());
+  }
+  const auto flags = out.flags();
+  const auto precision = out.precision();
+  const auto text = [&](const std::string& value, size_t width) {
+    out << std::left << std::setw(static_cast<int>(width + 2)) << value;
+  };
+  const auto line = [&](const std::string& name, const std::string& kind, const std::string& group,
+                        const std::string& coordinates) {
+    text(name, name_width);
+    text(kind, kind_width);
+    text(group, 10);
+    text(coordinates, 8);
+    out << std::right;
+  };
+  line("gauge", "kind", "group", "coords");
+  out << std::setw(9) << "channels" << std::setw(12) << "degenerate" << std::setw(11)
+      << "corrected" << '\n';
+  for (const auto& gauge : report.gauges) {
+    line(gauge.name, gauge.kind, gauge.group, gauge.coordinates);
+    out << std::setw(9) << gauge.channels << std::setw(12) << gauge.degenerate_channels
         << std::setw(11) << std::setprecision(2) << std::scientific << gauge.imbalance << '\n';
   }
   out << report.gauges.size() << " gauges of dimension " << report.dimension() << " on "
       << report.gauged_tensors << " of " << report.tensors << " tensors\n";
   out.flags(flags);
+  out.precision(precision);
   return out;
 }
 

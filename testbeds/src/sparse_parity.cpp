@@ -22,6 +22,7 @@ Testbed sparse_parity(const SparseParityOptions& options) {
   bed.init = [options](uint64_t seed, at::ScalarType dtype) {
     Initializer weights(seed, dtype);
     weights.add_linear("hidden", options.d_hidden, options.bits);
+    weights.add("hidden.bias", {options.d_hidden}, options.bias_spread);
     weights.add("norm.weight", {options.d_hidden}, options.gain_spread, /*mean=*/1);
     weights.add_linear("readout", 1, options.d_hidden);
     return weights.parameters();

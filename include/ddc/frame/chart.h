@@ -36,8 +36,11 @@ struct GaugeState {
   at::Tensor held;
   /// Channels for which both of the above mean something; the others are in a degenerate stratum.
   at::Tensor bound;
+  /// Channels that have been bound at some time, so that there is a place to go back to.
+  at::Tensor known;
   ScalarMoments vertical;
-  /// Largest |section - target| that the last step corrected.
+  /// What the last step corrected: the largest |section - target|, or the largest shift that was
+  /// projected out of the step.
   double imbalance = 0;
 };
 
@@ -54,11 +57,15 @@ struct Chart {
   std::vector<at::Tensor> x;
   /// Gradient with respect to x.
   std::vector<at::Tensor> g;
+  /// Per shift gauge: the mean that was subtracted from the weights.
+  std::vector<at::Tensor> shift;
   /// Per gauge: derivative of the loss along the orbit, and the sum of its absolute terms.
   std::vector<at::Tensor> charge;
   std::vector<at::Tensor> charge_scale;
   /// Per tensor: squares of x in float64, kept up to date while re-balancing.
   std::vector<at::Tensor> squares;
+  /// Per shift gauge: the largest entry of what the last projection removed.
+  std::vector<double> projected;
   /// Per gauge: log c of the group element that takes the stepped x back to its section.
   std::vector<at::Tensor> log_move;
 

@@ -35,7 +35,7 @@ class Frame {
              const std::vector<StepSettings>& settings) const;
 
   /// In place on one tensor per entry (gradients or steps), indexed by tensor.
-  void project_(const Chart& chart, std::vector<at::Tensor>& vectors) const;
+  void project_(Chart& chart, std::vector<at::Tensor>& vectors) const;
 
   /// x <- decay(x) + step. Decoupled weight decay acts here, once, on the coordinates; the joint
   /// scales of polar coordinates have their own.
@@ -57,8 +57,10 @@ class Frame {
 
  private:
   void bind_();
-  /// Weights of the component in coordinates, before polar factors; indexed by tensor.
-  std::vector<at::Tensor> coordinates(const Component& component) const;
+  /// Weights of the component in coordinates, before polar factors; indexed by tensor. `shifts` gets
+  /// what was subtracted, by gauge.
+  std::vector<at::Tensor> coordinates(const Component& component,
+                                      std::vector<at::Tensor>& shifts) const;
   void measure_charges_(Chart& chart) const;
   /// Lets channels leave and enter degenerate strata, on the squares of the stepped coordinates.
   void update_binding_(const Chart& chart, size_t gauge);

@@ -13,6 +13,9 @@
 //     model/<parameter>             optimizer/param.<parameter>.exp_avg
 //     rng/cpu                       optimizer/gauge.<gauge>.log_unit
 //
+// and in the metadata `ddc.format`, `ddc.optimizer` (one line of JSON: param groups with options,
+// and gauges) and `note.<key>` for every note.
+//
 // Resuming is exact to the last bit: 50 steps, save, load in a new process and 50 more steps are the
 // same as 100 steps. A file appears whole or not at all, and replaces its predecessor only when it
 // is safely on disk; a process killed while saving leaves the old one.

@@ -18,7 +18,8 @@ struct GaugeReport {
   int64_t dimension = 0;
   /// Channels in a degenerate stratum (a side is zero): trained, but not held yet.
   int64_t degenerate_channels = 0;
-  /// Largest distance from its section that the last step had to correct.
+  /// What the last step had to correct: the largest distance from the section, or the largest
+  /// entry of a shift.
   double imbalance = 0;
 };
 

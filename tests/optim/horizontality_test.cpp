@@ -1,0 +1,199 @@
+// The gauge coordinate does not move, and holding it costs nothing: the paper's teacher-student
+// tasks, its diagonal network, and the transformer blocks with all gauges bound.
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "ddc/testbeds/blocks.h"
+#include "ddc/testbeds/diagonal_network.h"
+#include "ddc/testbeds/mlp.h"
+#include "ddc/testbeds/teacher_student.h"
+#include "support/drift.h"
+#include "support/tolerances.h"
+
+namespace ddc::tests {
+namespace {
+
+constexpr uint64_t kPaperSeeds[] = {42, 142, 242};
+
+struct Comparison {
+  std::vector<TrainingRun> adamw;
+  std::vector<TrainingRun> ddc;
+
+  static double worst_loss(const std::vector<TrainingRun>& runs) {
+    return std::max_element(runs.begin(), runs.end(), [](const auto& a, const auto& b) {
+             return a.final_loss < b.final_loss;
+           })->final_loss;
+  }
+};
+
+Comparison compare(const Testbed& testbed, TrainingSettings settings) {
+  Comparison result;
+  for (const uint64_t seed : kPaperSeeds) {
+    settings.seed = seed;
+    const auto gauges = testbed.gauges(testbed.init(seed, settings.type));
+    result.adamw.push_back(train_adamw(testbed, settings));
+    result.ddc.push_back(train_ddc(testbed, gauges, settings));
+  }
+  return result;
+}
+
+TEST(Horizontality, ReluTeacherStudentHoldsTheRatioThatAdamWMoves) {
+  const auto runs = compare(testbeds::relu_teacher_student(), {.lr = 5e-3});
+  for (size_t i = 0; i < runs.ddc.size(); ++i) {
+    EXPECT_LE(runs.ddc[i].largest_drift(), kTeacherStudentDrift);
+    EXPECT_GE(runs.adamw[i].largest_drift(), 1e-2);
+    EXPECT_LE(runs.ddc[i].final_loss, Comparison::worst_loss(runs.adamw));
+  }
+}
+
+TEST(Horizontality, NormTeacherStudentHoldsEveryChannelThatAdamWMoves) {
+  const auto runs = compare(testbeds::norm_teacher_student(), {.lr = 1e-2});
+  for (size_t i = 0; i < runs.ddc.size(); ++i) {
+    EXPECT_LE(runs.ddc[i].largest_drift(), kTeacherStudentDrift);
+    EXPECT_GE(runs.adamw[i].largest_drift(), 0.1);
+    EXPECT_LE(runs.ddc[i].final_loss, Comparison::worst_loss(runs.adamw));
+  }
+}
+
+TEST(Horizontality, DiagonalNetworkHoldsAllCoordinates) {
+  const auto testbed = testbeds::diagonal_network();
+  for (const uint64_t seed : kPaperSeeds) {
+    const TrainingSettings settings{.seed = seed, .lr = 5e-3, .weight_decay = 0};
+    const auto gauges = testbed.gauges(testbed.init(seed, settings.type));
+    const auto rms = [](const TrainingRun& run) {
+      return run.drift.front().square().mean().sqrt().item<double>();
+    };
+    EXPECT_LE(rms(train_ddc(testbed, gauges, settings)), kDiagonalDrift);
+    EXPECT_GE(rms(train_adamw(testbed, settings)), 1);
+  }
+}
+
+struct Block {
+  std::string name;
+  Testbed testbed;
+};
+
+class BlockHorizontality
+    : public ::testing::TestWithParam<std::tuple<Block, std::optional<Coordinates>>> {};
+
+TEST_P(BlockHorizontality, NoChannelMovesOverAThousandSteps) {
+  const auto& [block, coordinates] = GetParam();
+  const TrainingSettings settings{.steps = 1000};
+  auto gauges = block.testbed.gauges(block.testbed.init(settings.seed, settings.type));
+  for (auto& gauge : gauges) gauge.coordinates = coordinates;
+  const auto run = train_ddc(block.testbed, gauges, settings);
+  EXPECT_LE(run.largest_drift(), kBlockDrift);
+  EXPECT_LT(run.final_loss, std::log(11.0));  // it learns: chance is log of the vocabulary
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Blocks, BlockHorizontality,
+    ::testing::Combine(
+        ::testing::Values(Block{"LayerNorm", testbeds::layer_norm_block()},
+                          Block{"RmsNorm", testbeds::rms_norm_block()}),
+        ::testing::Values(std::optional<Coordinates>(), std::optional(Coordinates::folded),
+                          std::optional(Coordinates::balanced), std::optional(Coordinates::polar))),
+    [](const auto& instance) {
+      const auto& coordinates = std::get<1>(instance.param);
+      std::string name = std::get<0>(instance.param).name;
+      return name.append("_").append(coordinates ? to_string(*coordinates) : "default");
+    });
+
+/// The coordinate that the optimizer reports, computed again from the weights by hand.
+TEST(Horizontality, ReportedCoordinateIsTheOneMeasuredByHand) {
+  const auto testbed = testbeds::norm_teacher_student();
+  const auto params = testbed.init(1, at::kDouble);
+  const auto gauges = testbed.gauges(params);
+  DDCAdam optimizer(params, gauges);
+  const auto by_hand = [&] {
+    const auto gain = params["norm.weight"].tensor.detach();
+    const auto readout = params["readout.weight"].tensor.detach();
+    return gain.abs().log() - readout.square().sum(0).sqrt().log();
+  };
+  const auto start = by_hand().clone();
+  EXPECT_TRUE(at::allclose(optimizer.gauge_coordinate(gauges[0].name), start, 0, 1e-14));
+  for (int64_t step = 0; step < 100; ++step) {
+    backward(testbed, params, testbed.batch(step, at::kDouble));
+    optimizer.step();
+  }
+  EXPECT_TRUE(at::allclose(optimizer.gauge_coordinate(gauges[0].name), by_hand(), 0, 1e-14));
+  EXPECT_TRUE(at::allclose(by_hand(), start, 0, 1e-13));
+}
+
+TEST(Horizontality, HoldUnitKeepsTheGainItself) {
+  const auto testbed = testbeds::norm_teacher_student();
+  const auto params = testbed.init(1, at::kDouble);
+  auto gauges = testbed.gauges(params);
+  gauges[0].hold = Hold::unit;
+  DDCAdam optimizer(params, gauges, DDCAdamOptions(1e-2));
+  const auto start = params["norm.weight"].tensor.detach().clone();
+  for (int64_t step = 0; step < 100; ++step) {
+    backward(testbed, params, testbed.batch(step, at::kDouble));
+    optimizer.step();
+  }
+  EXPECT_TRUE(at::allclose(params["norm.weight"].tensor, start, 1e-14, 0));
+}
+
+TEST(Horizontality, BothHoldsTrainTheSameFunction) {
+  const auto testbed = testbeds::layer_norm_block();
+  auto gauges = testbed.gauges(testbed.init(1, at::kDouble));
+  const auto ratio = testbed.init(1, at::kDouble);
+  const auto unit = testbed.init(1, at::kDouble);
+  DDCAdam with_ratio(ratio, gauges);
+  for (auto& gauge : gauges) gauge.hold = Hold::unit;
+  DDCAdam with_unit(unit, gauges);
+  for (int64_t step = 0; step < 50; ++step) {
+    const auto batch = testbed.batch(step, at::kDouble);
+    EXPECT_NEAR(backward(testbed, ratio, batch), backward(testbed, unit, batch), 1e-12);
+    with_ratio.step();
+    with_unit.step();
+  }
+}
+
+/// A recurrent weight has both sides of the gauge on its two axes, W -> D W D^-1.
+TEST(Horizontality, RecurrentWeightIsBalancedAndHeld) {
+  auto random = generator(5);
+  const auto draw = [&](at::IntArrayRef shape) {
+    return (at::randn(shape, random, at::kDouble) * 0.5).requires_grad_();
+  };
+  const Parameters params(std::vector<NamedTensor>{
+      {"input", draw({6, 4})}, {"recurrent", draw({6, 6})}, {"output", draw({3, 6})}});
+  Gauge gauge;
+  gauge.name = "hidden";
+  gauge.channels = 6;
+  gauge.legs = {{.tensor = "input", .axis = 0, .exponent = 1},
+                {.tensor = "recurrent", .axis = 0, .exponent = 1},
+                {.tensor = "recurrent", .axis = 1, .exponent = -1},
+                {.tensor = "output", .axis = 1, .exponent = -1}};
+  const auto loss = [](const Parameters& p, const at::Tensor& x) {
+    auto h = at::relu(at::linear(x, p["input"].tensor));
+    for (int t = 0; t < 3; ++t) {
+      h = at::relu(at::linear(x, p["input"].tensor) + at::linear(h, p["recurrent"].tensor));
+    }
+    return (at::linear(h, p["output"].tensor) - x.narrow(1, 0, 3)).square().mean();
+  };
+  const auto image = params.clone();
+  const auto element = random_element(gauge, params, 0.5, random);
+  act_(gauge, element, image);
+  DDCAdam optimizer(params, {gauge});
+  DDCAdam image_optimizer(image, {gauge});
+  const auto start = optimizer.gauge_coordinate("hidden").clone();
+  for (int step = 0; step < 50; ++step) {
+    const auto x = at::randn({16, 4}, random, at::kDouble);
+    optimizer.zero_grad();
+    image_optimizer.zero_grad();
+    loss(params, x).backward();
+    loss(image, x).backward();
+    optimizer.step();
+    image_optimizer.step();
+  }
+  EXPECT_TRUE(at::allclose(optimizer.gauge_coordinate("hidden"), start, 0, 1e-12));
+  const auto expected = params.clone();
+  act_(gauge, element, expected);
+  EXPECT_LE(relative_error(image, expected), equivariance_tolerance(at::kDouble));
+}
+
+}  // namespace
+}  // namespace ddc::tests
