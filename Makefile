@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src testbeds examples tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo asan coverage format lint clean
+.PHONY: help setup build test demo figures asan coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -21,6 +21,10 @@ test: build  ## run all tests
 demo: build/release/build.ninja  ## show two copies of a network that stay the same function
 	cmake --build --preset release -j $(JOBS) --target same_function_twice
 	build/release/examples/same_function_twice
+
+figures: build/release/build.ninja  ## print the measured figures of the README
+	cmake --build --preset release -j $(JOBS) --target figures
+	build/release/examples/figures
 
 asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 	cmake --build --preset asan-ubsan -j $(JOBS)

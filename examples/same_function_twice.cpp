@@ -6,30 +6,27 @@
 // trains them alike; one that trains the numbers they happen to be written in does not.
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
-#include <torch/optim/adamw.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "ddc/frame/frame.h"
 #include "ddc/gauge/action.h"
 #include "ddc/optim/ddc_adam.h"
 #include "ddc/testbeds/modular_addition.h"
+#include "ddc/testbeds/runs.h"
 
 namespace {
 
-using ddc::testbeds::Testbed;
+using ddc::testbeds::Drift;
 
 struct Settings {
   int64_t steps = 400;
@@ -65,47 +62,6 @@ class Progress {
   bool watched_ = isatty(fileno(stderr)) != 0;
 };
 
-struct Run {
-  std::vector<double> losses;
-  /// Per gauge: largest change of the gauge coordinate of any channel.
-  std::vector<double> drift;
-};
-
-/// Per gauge, the coordinates as measured in the units that the given weights have at the start.
-std::vector<at::Tensor> coordinates(const ddc::Frame& frame) {
-  std::vector<at::Tensor> result;
-  for (size_t k = 0; k < frame.plan().gauges.size(); ++k) {
-    result.push_back(frame.gauge_coordinate(k));
-  }
-  return result;
-}
-
-ddc::Frame frame_of(const ddc::Parameters& params, const std::vector<ddc::Gauge>& gauges) {
-  std::vector<ddc::GroupedParameter> grouped;
-  for (const auto& parameter : params) grouped.push_back({parameter, 0});
-  return ddc::Frame(grouped, gauges);
-}
-
-Run train(const std::string& label, const Testbed& testbed, const ddc::Parameters& params,
-          torch::optim::Optimizer& optimizer, const ddc::Frame& frame, const Settings& settings) {
-  Run run;
-  const auto start = coordinates(frame);
-  const Progress progress(label, settings.steps);
-  for (int64_t step = 0; step < settings.steps; ++step) {
-    optimizer.zero_grad();
-    const auto loss = testbed.loss(params, testbed.batch(settings.seed + step, at::kDouble));
-    loss.backward();
-    optimizer.step();
-    run.losses.push_back(loss.item<double>());
-    progress.show(step + 1, run.losses.back());
-  }
-  const auto end = coordinates(frame);
-  for (size_t k = 0; k < start.size(); ++k) {
-    run.drift.push_back((end[k] - start[k]).abs().max().item<double>());
-  }
-  return run;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -140,8 +96,10 @@ int main(int argc, char** argv) {
   const auto first = testbed.init(settings.seed, at::kDouble);
   const auto gauges = testbed.gauges(first);
   const auto second = first.clone();
-  auto generator = at::make_generator<at::CPUGeneratorImpl>(settings.seed + 1000);
-  ddc::act_(gauges, ddc::random_element(gauges, first, settings.distance, generator), second);
+  ddc::act_(gauges,
+            ddc::random_element(gauges, first, settings.distance,
+                                ddc::testbeds::generator(settings.seed + 1000)),
+            second);
 
   std::printf("A transformer on (a + b) mod 59 in float64, %lld steps at learning rate %g, %d threads.\n",
               static_cast<long long>(settings.steps), settings.lr, at::get_num_threads());
@@ -150,30 +108,30 @@ int main(int argc, char** argv) {
               testbed.loss(first, probe).item<double>(), testbed.loss(second, probe).item<double>());
 
   nlohmann::json result;
-  std::vector<Run> adamw;
-  std::vector<Run> ddcadam;
-  std::vector<std::string> names;
+  std::vector<Drift> adamw;
+  std::vector<Drift> ddcadam;
+  const auto train = [&](const char* label, const ddc::Parameters& start,
+                         const ddc::testbeds::OptimizerMaker& make) {
+    const Progress progress(label, settings.steps);
+    return ddc::testbeds::drift(
+        testbed, start.clone(), gauges, make,
+        {.seed = settings.seed, .steps = settings.steps, .type = at::kDouble},
+        [&](int64_t done, double loss) { progress.show(done, loss); });
+  };
   for (const auto* start : {&first, &second}) {
-    {
-      const auto params = start->clone();
-      torch::optim::AdamW optimizer(
-          params.tensors(),
-          torch::optim::AdamWOptions(settings.lr).weight_decay(settings.weight_decay));
-      adamw.push_back(
-          train("AdamW", testbed, params, optimizer, frame_of(params, gauges), settings));
-      result["adamw"].push_back(adamw.back().losses);
-    }
-    const auto params = start->clone();
-    ddc::DDCAdam optimizer(
-        params, gauges, ddc::DDCAdamOptions(settings.lr).weight_decay(settings.weight_decay));
+    adamw.push_back(
+        train("AdamW", *start, ddc::testbeds::adamw(settings.lr, settings.weight_decay)));
     ddcadam.push_back(
-        train("DDCAdam", testbed, params, optimizer, optimizer.frame(), settings));
+        train("DDCAdam", *start,
+              ddc::testbeds::ddc_adam(
+                  ddc::DDCAdamOptions(settings.lr).weight_decay(settings.weight_decay))));
+    result["adamw"].push_back(adamw.back().losses);
     result["ddcadam"].push_back(ddcadam.back().losses);
-    if (start == &second) std::cout << optimizer.report() << '\n';
   }
+  std::cout << ddc::DDCAdam(first, gauges).report() << '\n';
 
   std::printf("%-10s %20s %20s %14s\n", "", "loss, first start", "loss, second start", "difference");
-  const auto row = [](const char* name, const std::vector<Run>& runs) {
+  const auto row = [](const char* name, const std::vector<Drift>& runs) {
     const double a = runs[0].losses.back();
     const double b = runs[1].losses.back();
     std::printf("%-10s %20.12f %20.12f %14.1e\n", name, a, b, std::abs(a - b));
@@ -186,10 +144,11 @@ int main(int argc, char** argv) {
   std::printf("\nLargest change of the gauge coordinate of any channel (second start):\n%-*s %10s %10s\n",
               static_cast<int>(width), "gauge", "AdamW", "DDCAdam");
   for (size_t k = 0; k < gauges.size(); ++k) {
-    std::printf("%-*s %10.1e %10.1e\n", static_cast<int>(width), gauges[k].name.c_str(),
-                adamw[1].drift[k], ddcadam[1].drift[k]);
-    result["drift"][gauges[k].name] = {{"adamw", adamw[1].drift[k]},
-                                       {"ddcadam", ddcadam[1].drift[k]}};
+    const double plain = adamw[1].of_gauge[k].abs().max().item<double>();
+    const double lifted = ddcadam[1].of_gauge[k].abs().max().item<double>();
+    std::printf("%-*s %10.1e %10.1e\n", static_cast<int>(width), gauges[k].name.c_str(), plain,
+                lifted);
+    result["drift"][gauges[k].name] = {{"adamw", plain}, {"ddcadam", lifted}};
   }
 
   const std::filesystem::path path(settings.output);

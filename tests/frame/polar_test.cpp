@@ -8,8 +8,8 @@
 
 #include "ddc/gauge/rescale.h"
 #include "ddc/testbeds/sparse_parity.h"
-#include "support/drift.h"
 #include "support/tolerances.h"
+#include "support/training.h"
 
 namespace ddc::tests {
 namespace {
@@ -88,9 +88,8 @@ TEST(Polar, ChainOfWholeTensorsHasOneJointScale) {
       with(chained_rescale({.weights = {params["w0"], params["w1"], params["w2"], params["w3"]},
                             .whole = true}),
            Coordinates::polar);
-  std::vector<GroupedParameter> grouped;
-  for (const auto& parameter : params) grouped.push_back({parameter, 0});
-  const auto plan = compile(grouped, gauges);
+  const auto frame = testbeds::observer(params, gauges);
+  const auto& plan = frame.plan();
   ASSERT_EQ(plan.nodes.size(), 4U);
   ASSERT_EQ(plan.radial_modes.size(), 1U);
   for (const double weight : plan.radial_modes[0].weights) EXPECT_NEAR(weight, 1, 1e-12);
@@ -98,9 +97,8 @@ TEST(Polar, ChainOfWholeTensorsHasOneJointScale) {
 
 TEST(Polar, JointScaleOfSquaredReluWeighsTheInputTwice) {
   const Pair pair(2);
-  std::vector<GroupedParameter> grouped;
-  for (const auto& parameter : pair.params) grouped.push_back({parameter, 0});
-  const auto plan = compile(grouped, {pair.gauge(Radial::linear)});
+  const auto frame = testbeds::observer(pair.params, {pair.gauge(Radial::linear)});
+  const auto& plan = frame.plan();
   ASSERT_EQ(plan.radial_modes.size(), 1U);
   EXPECT_NEAR(plan.radial_modes[0].weights[0], 2, 1e-12);
   EXPECT_NEAR(plan.radial_modes[0].weights[1], 1, 1e-12);

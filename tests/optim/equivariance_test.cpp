@@ -2,9 +2,6 @@
 // related when each is trained on gradients of its own.
 
 #include <gtest/gtest.h>
-#include <torch/optim/adamw.h>
-
-#include <iostream>
 
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/diagonal_network.h"
@@ -15,13 +12,6 @@
 
 namespace ddc::tests {
 namespace {
-
-OptimizerMaker adamw() {
-  return [](const Parameters& params, std::vector<Gauge>) {
-    return std::make_unique<torch::optim::AdamW>(
-        params.tensors(), torch::optim::AdamWOptions(1e-3).weight_decay(0.01));
-  };
-}
 
 struct Network {
   std::string name;
@@ -51,9 +41,7 @@ std::vector<Mode> modes() {
                        Radial radial) {
     for (const auto vertical : {Vertical::frozen, Vertical::sgd, Vertical::adam}) {
       std::string full = name;
-      for (const std::string part : {to_string(vertical)}) {
-        full += static_cast<char>(std::toupper(part[0])) + part.substr(1);
-      }
+      full.append("_").append(to_string(vertical));
       result.push_back({full, [=](std::vector<Gauge> gauges) {
                           for (auto& gauge : gauges) {
                             gauge.coordinates = coordinates;
@@ -82,7 +70,6 @@ TEST_P(Equivariance, HoldsForAllGaugesTogetherInDoubleAndFloat) {
   for (const auto type : {at::kDouble, at::kFloat}) {
     const double error = paired_error(network.testbed, gauges, ddc_adam(), {.type = type});
     EXPECT_LE(error, equivariance_tolerance(type)) << type;
-    std::cout << type << ": " << error << '\n';
   }
 }
 

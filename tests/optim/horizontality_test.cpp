@@ -9,64 +9,65 @@
 #include "ddc/testbeds/diagonal_network.h"
 #include "ddc/testbeds/mlp.h"
 #include "ddc/testbeds/teacher_student.h"
-#include "support/drift.h"
 #include "support/tolerances.h"
+#include "support/training.h"
 
 namespace ddc::tests {
 namespace {
 
+using testbeds::Drift;
+using testbeds::drift;
+
 constexpr uint64_t kPaperSeeds[] = {42, 142, 242};
 
+/// One run per seed with each optimizer.
 struct Comparison {
-  std::vector<TrainingRun> adamw;
-  std::vector<TrainingRun> ddc;
+  std::vector<Drift> adamw;
+  std::vector<Drift> ddc;
 
-  static double worst_loss(const std::vector<TrainingRun>& runs) {
-    return std::max_element(runs.begin(), runs.end(), [](const auto& a, const auto& b) {
-             return a.final_loss < b.final_loss;
-           })->final_loss;
+  double worst_adamw_loss() const {
+    double worst = 0;
+    for (const auto& run : adamw) worst = std::max(worst, run.final_loss);
+    return worst;
   }
 };
 
-Comparison compare(const Testbed& testbed, TrainingSettings settings) {
+Comparison compare(const Testbed& testbed, double lr, double weight_decay) {
   Comparison result;
   for (const uint64_t seed : kPaperSeeds) {
-    settings.seed = seed;
-    const auto gauges = testbed.gauges(testbed.init(seed, settings.type));
-    result.adamw.push_back(train_adamw(testbed, settings));
-    result.ddc.push_back(train_ddc(testbed, gauges, settings));
+    const auto train = [&](const OptimizerMaker& make) {
+      const auto params = testbed.init(seed, at::kFloat);
+      return drift(testbed, params, testbed.gauges(params), make, {.seed = seed});
+    };
+    result.adamw.push_back(train(testbeds::adamw(lr, weight_decay)));
+    result.ddc.push_back(train(ddc_adam(DDCAdamOptions(lr).weight_decay(weight_decay))));
   }
   return result;
 }
 
 TEST(Horizontality, ReluTeacherStudentHoldsTheRatioThatAdamWMoves) {
-  const auto runs = compare(testbeds::relu_teacher_student(), {.lr = 5e-3});
+  const auto runs = compare(testbeds::relu_teacher_student(), 5e-3, 0.01);
   for (size_t i = 0; i < runs.ddc.size(); ++i) {
-    EXPECT_LE(runs.ddc[i].largest_drift(), kTeacherStudentDrift);
-    EXPECT_GE(runs.adamw[i].largest_drift(), 1e-2);
-    EXPECT_LE(runs.ddc[i].final_loss, Comparison::worst_loss(runs.adamw));
+    EXPECT_LE(runs.ddc[i].largest(), kTeacherStudentDrift);
+    EXPECT_GE(runs.adamw[i].largest(), 1e-2);
+    EXPECT_LE(runs.ddc[i].final_loss, runs.worst_adamw_loss());
   }
 }
 
 TEST(Horizontality, NormTeacherStudentHoldsEveryChannelThatAdamWMoves) {
-  const auto runs = compare(testbeds::norm_teacher_student(), {.lr = 1e-2});
+  const auto runs = compare(testbeds::norm_teacher_student(), 1e-2, 0.01);
   for (size_t i = 0; i < runs.ddc.size(); ++i) {
-    EXPECT_LE(runs.ddc[i].largest_drift(), kTeacherStudentDrift);
-    EXPECT_GE(runs.adamw[i].largest_drift(), 0.1);
-    EXPECT_LE(runs.ddc[i].final_loss, Comparison::worst_loss(runs.adamw));
+    EXPECT_LE(runs.ddc[i].largest(), kTeacherStudentDrift);
+    EXPECT_GE(runs.adamw[i].largest(), 0.1);
+    EXPECT_LE(runs.ddc[i].final_loss, runs.worst_adamw_loss());
   }
 }
 
 TEST(Horizontality, DiagonalNetworkHoldsAllCoordinates) {
-  const auto testbed = testbeds::diagonal_network();
-  for (const uint64_t seed : kPaperSeeds) {
-    const TrainingSettings settings{.seed = seed, .lr = 5e-3, .weight_decay = 0};
-    const auto gauges = testbed.gauges(testbed.init(seed, settings.type));
-    const auto rms = [](const TrainingRun& run) {
-      return run.drift.front().square().mean().sqrt().item<double>();
-    };
-    EXPECT_LE(rms(train_ddc(testbed, gauges, settings)), kDiagonalDrift);
-    EXPECT_GE(rms(train_adamw(testbed, settings)), 1);
+  const auto runs = compare(testbeds::diagonal_network(), 5e-3, 0);
+  for (size_t i = 0; i < runs.ddc.size(); ++i) {
+    EXPECT_LE(runs.ddc[i].root_mean_square(), kDiagonalDrift);
+    EXPECT_GE(runs.adamw[i].root_mean_square(), 1);
   }
 }
 
@@ -80,11 +81,11 @@ class BlockHorizontality
 
 TEST_P(BlockHorizontality, NoChannelMovesOverAThousandSteps) {
   const auto& [block, coordinates] = GetParam();
-  const TrainingSettings settings{.steps = 1000};
-  auto gauges = block.testbed.gauges(block.testbed.init(settings.seed, settings.type));
+  const auto params = block.testbed.init(42, at::kFloat);
+  auto gauges = block.testbed.gauges(params);
   for (auto& gauge : gauges) gauge.coordinates = coordinates;
-  const auto run = train_ddc(block.testbed, gauges, settings);
-  EXPECT_LE(run.largest_drift(), kBlockDrift);
+  const auto run = drift(block.testbed, params, gauges, ddc_adam(), {.steps = 1000});
+  EXPECT_LE(run.largest(), kBlockDrift);
   EXPECT_LT(run.final_loss, std::log(11.0));  // it learns: chance is log of the vocabulary
 }
 

@@ -7,8 +7,8 @@
 
 namespace ddc {
 
-/// A linear rise from 0 to 1 over `warmup` steps, then a fall to `final_fraction` at step `total`
-/// along half a cosine or a straight line, and constant from there on.
+/// A linear rise to 1 over `warmup` steps, step 0 being at 1 / (warmup + 1); then a fall to
+/// `final_fraction` at step `total` along half a cosine or a straight line; then constant.
 struct Schedule {
   enum class Shape { cosine, linear };
   Shape shape = Shape::cosine;

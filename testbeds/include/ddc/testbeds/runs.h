@@ -1,0 +1,75 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "ddc/frame/frame.h"
+#include "ddc/optim/ddc_adam.h"
+#include "ddc/testbeds/testbed.h"
+
+// The two measurements that decide whether an optimizer respects a network's gauges: how far apart
+// two copies get that are the same function, and how far the gauge coordinates drift.
+
+namespace ddc::testbeds {
+
+at::Generator generator(uint64_t seed);
+
+/// Forward and backward pass; leaves the gradients in the parameters and returns the loss.
+double backward(const Testbed& testbed, const Parameters& params, const Batch& batch);
+
+/// max over tensors of |a - b| / |b| (Frobenius norms); NaN counts as infinite.
+double relative_error(const Parameters& actual, const Parameters& expected);
+
+/// Makes an optimizer of the parameters that binds the gauges, or does not.
+using OptimizerMaker =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(const Parameters&, std::vector<Gauge>)>;
+OptimizerMaker adamw(double lr, double weight_decay);
+OptimizerMaker ddc_adam(const DDCAdamOptions& options);
+
+struct PairedRun {
+  uint64_t seed = 1;
+  int64_t steps = 50;
+  at::ScalarType type = at::kDouble;
+  /// Size of the group element between the copies.
+  double size = 0.5;
+};
+
+/// Trains two copies related by a random element of all the gauges, a new batch each step (the same
+/// for both), each copy on gradients of its own. Returns how far they are from being related still.
+double paired_error(const Testbed& testbed, const std::vector<Gauge>& gauges,
+                    const OptimizerMaker& make, const PairedRun& run = {});
+
+/// A frame that does nothing but measure the gauge coordinates of the parameters, in the units that
+/// they have now.
+Frame observer(const Parameters& params, const std::vector<Gauge>& gauges);
+
+struct DriftRun {
+  uint64_t seed = 42;
+  int64_t steps = 4000;
+  at::ScalarType type = at::kFloat;
+};
+
+struct Drift {
+  std::vector<double> losses;
+  double final_loss = 0;
+  /// r(end) - r(start) per gauge.
+  std::vector<at::Tensor> of_gauge;
+
+  /// Of any channel of any gauge; NaN counts as infinite.
+  double largest() const;
+  /// Root of the mean square over all channels of all gauges.
+  double root_mean_square() const;
+};
+
+/// Trains one copy and follows its gauge coordinates: those that the optimizer holds, if it binds
+/// gauges, and as an observer sees them otherwise. `progress`, if given, is called with (steps done,
+/// loss).
+Drift drift(const Testbed& testbed, const Parameters& params, const std::vector<Gauge>& gauges,
+            const OptimizerMaker& make, const DriftRun& run = {},
+            const std::function<void(int64_t, double)>& progress = nullptr);
+
+}  // namespace ddc::testbeds
