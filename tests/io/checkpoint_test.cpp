@@ -30,6 +30,7 @@
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"
 #include "support/errors.h"
+#include "support/snapshot.h"
 #include "support/training.h"
 
 namespace ddc::tests {
@@ -39,11 +40,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::IsEmpty;
 using torch::optim::OptimizerParamGroup;
-
-std::string bytes_of(const at::Tensor& tensor) {
-  const auto dense = tensor.detach().contiguous();
-  return {static_cast<const char*>(dense.const_data_ptr()), dense.nbytes()};
-}
 
 std::string slurp(const fs::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -110,31 +106,10 @@ Training trained_run(int64_t steps = 3) {
   return run;
 }
 
-using Snapshot = std::map<std::string, std::string>;
-
-Snapshot snapshot(const Parameters& params, const LiftedOptimizer& optimizer) {
-  Snapshot result;
-  for (const auto& [name, tensor] : params) result["model " + name] = bytes_of(tensor);
-  const auto state = optimizer.state_dict();
-  for (const auto& [name, tensor] : state.tensors) result["optimizer " + name] = bytes_of(tensor);
-  result["description"] = state.description;
+/// Model, optimizer and the default generator.
+Snapshot snapshot(const Training& run) {
+  auto result = tests::snapshot(*run.optimizer);
   result["generator"] = bytes_of(at::detail::getDefaultCPUGenerator().get_state());
-  return result;
-}
-
-Snapshot snapshot(const Training& run) { return snapshot(run.params, *run.optimizer); }
-
-/// What is not the same in both, by name.
-std::vector<std::string> differences(const Snapshot& before, const Snapshot& after) {
-  std::set<std::string> keys;
-  for (const auto& [key, bytes] : before) keys.insert(key);
-  for (const auto& [key, bytes] : after) keys.insert(key);
-  std::vector<std::string> result;
-  for (const auto& key : keys) {
-    if (before.count(key) == 0 || after.count(key) == 0 || before.at(key) != after.at(key)) {
-      result.push_back(key);
-    }
-  }
   return result;
 }
 
@@ -716,8 +691,8 @@ TEST_F(Checkpoint, GoesThroughLibTorchsArchivesInMemory) {
   torch::serialize::InputArchive in;
   in.load_from(stream);
   loaded.optimizer->load(in);
-  auto expected = snapshot(saved.params, *saved.optimizer);
-  EXPECT_THAT(differences(expected, snapshot(saved.params, *loaded.optimizer)), IsEmpty());
+  EXPECT_THAT(differences(snapshot_state(*saved.optimizer), snapshot_state(*loaded.optimizer)),
+              IsEmpty());
 }
 
 TEST_F(Checkpoint, GoesThroughLibTorchsArchivesOnDisk) {
@@ -726,8 +701,7 @@ TEST_F(Checkpoint, GoesThroughLibTorchsArchivesOnDisk) {
   const auto loaded = make_run({.seed = 2});
   loaded.train(7, 2);
   torch::load(*loaded.optimizer, path_.string());
-  EXPECT_THAT(differences(snapshot(saved.params, *saved.optimizer),
-                          snapshot(saved.params, *loaded.optimizer)),
+  EXPECT_THAT(differences(snapshot_state(*saved.optimizer), snapshot_state(*loaded.optimizer)),
               IsEmpty());
 }
 
