@@ -36,6 +36,10 @@
 namespace ddc::tests {
 namespace {
 
+// Beside the overloads below, which would hide them.
+using tests::differences;
+using tests::snapshot;
+
 namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::IsEmpty;
@@ -108,7 +112,7 @@ Training trained_run(int64_t steps = 3) {
 
 /// Model, optimizer and the default generator.
 Snapshot snapshot(const Training& run) {
-  auto result = tests::snapshot(*run.optimizer);
+  auto result = snapshot(*run.optimizer);
   result["generator"] = bytes_of(at::detail::getDefaultCPUGenerator().get_state());
   return result;
 }

@@ -279,8 +279,8 @@ TEST(DDCAdamStep, SkipsParametersWithoutGradient) {
   const auto changed = differences(before, snapshot(optimizer));
   for (const auto& [name, tensor] : params) {
     const bool skipped = name == "in.bias";
-    EXPECT_EQ(std::count(changed.begin(), changed.end(), "weights of " + name), skipped ? 0 : 1);
-    EXPECT_EQ(std::count(changed.begin(), changed.end(), "state param." + name + ".step"),
+    EXPECT_EQ(std::count(changed.begin(), changed.end(), "model " + name), skipped ? 0 : 1);
+    EXPECT_EQ(std::count(changed.begin(), changed.end(), "optimizer param." + name + ".step"),
               skipped ? 0 : 1);
   }
 
