@@ -44,7 +44,7 @@ format:  ## format the sources
 lint: build/lint/build.ninja  ## check the format, and run clang-tidy
 	@scripts/setup.sh lint
 	clang-format --dry-run -Werror $(SOURCES)
-	run-clang-tidy -quiet -j $(JOBS) -p build/lint '(src|testbeds|examples|tests)/'
+	run-clang-tidy -quiet -j $(JOBS) -p build/lint
 
 clean:  ## delete what was built
 	rm -rf build out

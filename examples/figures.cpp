@@ -40,16 +40,19 @@ Spread spread(const std::vector<double>& values) {
 }
 
 void print_equivariance() {
-  std::printf("Two copies related by a random element of all gauges, 50 steps at lr 1e-3, each on\n"
-              "gradients of its own: largest relative error of any tensor (largest of 5 seeds)\n\n");
-  std::printf("| network | gauges | AdamW, float64 | DDCAdam, float64 | DDCAdam, float32 |\n"
-              "| --- | --- | --- | --- | --- |\n");
+  std::printf(
+      "Two copies related by a random element of all gauges, 50 steps at lr 1e-3, each on\n"
+      "gradients of its own: largest relative error of any tensor (largest of 5 seeds)\n\n");
+  std::printf(
+      "| network | gauges | AdamW, float64 | DDCAdam, float64 | DDCAdam, float32 |\n"
+      "| --- | --- | --- | --- | --- |\n");
   for (const auto& testbed : {layer_norm_block(), rms_norm_block()}) {
     const auto gauges = testbed.gauges(testbed.init(1, at::kDouble));
     const auto worst = [&](const OptimizerMaker& make, at::ScalarType type) {
       double largest = 0;
       for (uint64_t seed = 1; seed <= 5; ++seed) {
-        largest = std::max(largest, paired_error(testbed, gauges, make, {.seed = seed, .type = type}));
+        largest =
+            std::max(largest, paired_error(testbed, gauges, make, {.seed = seed, .type = type}));
       }
       return largest;
     };
@@ -66,13 +69,16 @@ void print_drift() {
     double lr;
     double weight_decay;
   };
-  const std::vector<Task> tasks = {{"ReLU teacher-student", relu_teacher_student(), 5e-3, 0.01},
-                                   {"LayerNorm teacher-student", norm_teacher_student(), 1e-2, 0.01},
-                                   {"diagonal linear network", diagonal_network(), 5e-3, 0}};
-  std::printf("\n4000 steps in float32, seeds 42, 142, 242: largest change of the gauge coordinate of any\n"
-              "channel, and final loss (mean +- standard deviation over seeds)\n\n");
-  std::printf("| task | AdamW drift | DDCAdam drift | AdamW loss | DDCAdam loss |\n"
-              "| --- | --- | --- | --- | --- |\n");
+  const std::vector<Task> tasks = {
+      {"ReLU teacher-student", relu_teacher_student(), 5e-3, 0.01},
+      {"LayerNorm teacher-student", norm_teacher_student(), 1e-2, 0.01},
+      {"diagonal linear network", diagonal_network(), 5e-3, 0}};
+  std::printf(
+      "\n4000 steps in float32, seeds 42, 142, 242: largest change of the gauge coordinate of any\n"
+      "channel, and final loss (mean +- standard deviation over seeds)\n\n");
+  std::printf(
+      "| task | AdamW drift | DDCAdam drift | AdamW loss | DDCAdam loss |\n"
+      "| --- | --- | --- | --- | --- |\n");
   for (const auto& task : tasks) {
     const auto run = [&](const OptimizerMaker& make, std::vector<double>& drifts) {
       std::vector<double> losses;
@@ -90,9 +96,9 @@ void print_drift() {
     const auto plain_loss = run(adamw(task.lr, task.weight_decay), plain_drift);
     const auto lifted_loss = run(lifted(task.lr, task.weight_decay), lifted_drift);
     std::printf("| %s | %.1e +- %.0e | %.1e +- %.0e | %.1e +- %.0e | %.1e +- %.0e |\n",
-                task.name.c_str(), spread(plain_drift).mean, spread(plain_drift).deviation, spread(lifted_drift).mean,
-                spread(lifted_drift).deviation, plain_loss.mean, plain_loss.deviation, lifted_loss.mean,
-                lifted_loss.deviation);
+                task.name.c_str(), spread(plain_drift).mean, spread(plain_drift).deviation,
+                spread(lifted_drift).mean, spread(lifted_drift).deviation, plain_loss.mean,
+                plain_loss.deviation, lifted_loss.mean, lifted_loss.deviation);
   }
 }
 

@@ -101,11 +101,13 @@ int main(int argc, char** argv) {
                                 ddc::testbeds::generator(settings.seed + 1000)),
             second);
 
-  std::printf("A transformer on (a + b) mod 59 in float64, %lld steps at learning rate %g, %d threads.\n",
-              static_cast<long long>(settings.steps), settings.lr, at::get_num_threads());
+  std::printf(
+      "A transformer on (a + b) mod 59 in float64, %lld steps at learning rate %g, %d threads.\n",
+      static_cast<long long>(settings.steps), settings.lr, at::get_num_threads());
   const auto probe = testbed.batch(settings.seed, at::kDouble);
   std::printf("Loss of the two initialisations: %.15f and %.15f\n\n",
-              testbed.loss(first, probe).item<double>(), testbed.loss(second, probe).item<double>());
+              testbed.loss(first, probe).item<double>(),
+              testbed.loss(second, probe).item<double>());
 
   nlohmann::json result;
   std::vector<Drift> adamw;
@@ -130,7 +132,8 @@ int main(int argc, char** argv) {
   }
   std::cout << ddc::DDCAdam(first, gauges).report() << '\n';
 
-  std::printf("%-10s %20s %20s %14s\n", "", "loss, first start", "loss, second start", "difference");
+  std::printf("%-10s %20s %20s %14s\n", "", "loss, first start", "loss, second start",
+              "difference");
   const auto row = [](const char* name, const std::vector<Drift>& runs) {
     const double a = runs[0].losses.back();
     const double b = runs[1].losses.back();
@@ -141,8 +144,9 @@ int main(int argc, char** argv) {
 
   size_t width = 5;
   for (const auto& gauge : gauges) width = std::max(width, gauge.name.size());
-  std::printf("\nLargest change of the gauge coordinate of any channel (second start):\n%-*s %10s %10s\n",
-              static_cast<int>(width), "gauge", "AdamW", "DDCAdam");
+  std::printf(
+      "\nLargest change of the gauge coordinate of any channel (second start):\n%-*s %10s %10s\n",
+      static_cast<int>(width), "gauge", "AdamW", "DDCAdam");
   for (size_t k = 0; k < gauges.size(); ++k) {
     const double plain = adamw[1].of_gauge[k].abs().max().item<double>();
     const double lifted = ddcadam[1].of_gauge[k].abs().max().item<double>();

@@ -105,10 +105,9 @@ void Frame::bind_() {
         auto& state = gauge_states_[k];
         const double smallest = smallest_norm(plan_, gauge);
         const auto now = section(gauge, squares, smallest);
-        const auto change =
-            at::where(now.alive, (now.value - state.target) / section_weight(gauge),
-                      one_sided_log_unit(gauge, squares, smallest)) *
-            damping(gauge);
+        const auto change = at::where(now.alive, (now.value - state.target) / section_weight(gauge),
+                                      one_sided_log_unit(gauge, squares, smallest)) *
+                            damping(gauge);
         state.bound = now.alive;
         state.log_unit += change;
         move_squares_(gauge, -change, squares);
@@ -265,8 +264,7 @@ void Frame::update_binding_(const Chart& chart, size_t k) {
   auto& state = gauge_states_[k];
   const double smallest = smallest_norm(plan_, gauge);
   const auto now = section(gauge, chart.squares, smallest);
-  const auto entering =
-      state.bound.logical_not() & comparable(gauge, chart.squares, smallest);
+  const auto entering = state.bound.logical_not() & comparable(gauge, chart.squares, smallest);
   // A channel that was bound before goes back to the place where it was held.
   const auto first_time = entering & state.known.logical_not();
   const auto r = ratio(gauge, chart.squares, smallest).value;
@@ -289,15 +287,16 @@ void Frame::move_vertical_(const Chart& chart, size_t k, const StepSettings& set
   for (const auto& leg : gauge.legs) {
     narrow = narrow || plan_.tensors[leg.tensor].compute_type() != at::kDouble;
   }
-  const double precision = narrow ? std::numeric_limits<float>::epsilon()
-                                  : std::numeric_limits<double>::epsilon();
+  const double precision =
+      narrow ? std::numeric_limits<float>::epsilon() : std::numeric_limits<double>::epsilon();
   auto gradient = chart.charge[k];
   gradient =
       at::where(gradient.abs() > chart.charge_scale[k] * std::sqrt(precision), gradient, 0.0);
   const bool divide = gauge.gauge.vertical == Vertical::adam;
   if (gauge.is_scale()) {
     gradient = at::where(state.bound, gradient / gauge.exponent_norm, 0.0);
-    const auto log_c = scalar_step(state.vertical, gradient, settings, divide) / gauge.exponent_norm;
+    const auto log_c =
+        scalar_step(state.vertical, gradient, settings, divide) / gauge.exponent_norm;
     state.held += log_c * gauge.ratio_weight();
     state.log_unit += log_c;
   } else {

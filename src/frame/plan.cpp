@@ -20,7 +20,9 @@ class UnionFind {
     while (parent_[i] != i) i = parent_[i] = parent_[parent_[i]];
     return i;
   }
-  void join(size_t a, size_t b) { parent_[std::max(find(a), find(b))] = std::min(find(a), find(b)); }
+  void join(size_t a, size_t b) {
+    parent_[std::max(find(a), find(b))] = std::min(find(a), find(b));
+  }
 
  private:
   std::vector<size_t> parent_;
@@ -61,9 +63,9 @@ Coordinates default_coordinates(const Gauge& gauge, const GaugePlan& plan,
                                 const std::vector<TensorPlan>& tensors) {
   if (gauge.coordinates) return *gauge.coordinates;
   const bool first_is_vector = tensors[plan.legs.front().tensor].tensor.dim() == 1;
-  const bool any_matrix =
-      std::any_of(plan.legs.begin(), plan.legs.end(),
-                  [&](const BoundLeg& leg) { return tensors[leg.tensor].tensor.dim() > 1; });
+  const bool any_matrix = std::any_of(plan.legs.begin(), plan.legs.end(), [&](const BoundLeg& leg) {
+    return tensors[leg.tensor].tensor.dim() > 1;
+  });
   return first_is_vector && any_matrix ? Coordinates::folded : Coordinates::balanced;
 }
 
@@ -96,12 +98,11 @@ void check_sharing(const Plan& plan) {
                     "' shifts together: they do not form the group that either describes");
       }
       for (const auto& other : tensor.shifts) {
-        TORCH_CHECK(other.gauge == shift.gauge ||
-                        plan.gauges[other.gauge].legs[other.leg].map.axis() !=
-                            shift_gauge.legs[shift.leg].map.axis(),
-                    "gauges '", shift_gauge.gauge.name, "' and '",
-                    plan.gauges[other.gauge].gauge.name, "' shift the same axis of '", tensor.name,
-                    "'");
+        TORCH_CHECK(
+            other.gauge == shift.gauge || plan.gauges[other.gauge].legs[other.leg].map.axis() !=
+                                              shift_gauge.legs[shift.leg].map.axis(),
+            "gauges '", shift_gauge.gauge.name, "' and '", plan.gauges[other.gauge].gauge.name,
+            "' shift the same axis of '", tensor.name, "'");
       }
       const auto& first = plan.tensors[shift_gauge.legs.front().tensor];
       bool same = first.scales.size() == tensor.scales.size();
@@ -238,9 +239,9 @@ void add_components(Plan& plan) {
     component_of(node.members.front().tensor).radial_modes.push_back(m);
   }
   for (auto& [root, component] : components) {
-    std::stable_partition(
-        component.gauges.begin(), component.gauges.end(),
-        [&](size_t k) { return plan.gauges[k].coordinates == Coordinates::folded; });
+    std::stable_partition(component.gauges.begin(), component.gauges.end(), [&](size_t k) {
+      return plan.gauges[k].coordinates == Coordinates::folded;
+    });
     component.coupled = is_coupled(plan, component.gauges);
     plan.components.push_back(std::move(component));
   }
@@ -287,10 +288,10 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
                   " and ", leg.offset);
       tensor.offset = leg.offset;
       (gauge.action == Action::scale ? tensor.scales : tensor.shifts).push_back({k, l});
-      compiled.legs.push_back({index.at(leg.tensor), leg.exponent,
-                               ChannelMap(leg.channel_of, gauge.channels, leg.axis,
-                                          tensor.tensor.size(leg.axis), tensor.tensor.dim(),
-                                          tensor.tensor.device())});
+      compiled.legs.push_back(
+          {index.at(leg.tensor), leg.exponent,
+           ChannelMap(leg.channel_of, gauge.channels, leg.axis, tensor.tensor.size(leg.axis),
+                      tensor.tensor.dim(), tensor.tensor.device())});
     }
     for (size_t l = 0; l < compiled.legs.size(); ++l) {
       for (size_t j = 0; j < l; ++j) {

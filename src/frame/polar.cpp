@@ -85,8 +85,7 @@ void move_radius_(const Plan& plan, const RadialMode& mode, Chart& chart, Scalar
   at::Tensor change;
   if (gauge.radial == Radial::linear) {
     const auto s = log_s.exp();
-    const double s_star =
-        settings.weight_decay > 0 ? 1 / (norm_square * settings.weight_decay) : 0;
+    const double s_star = settings.weight_decay > 0 ? 1 / (norm_square * settings.weight_decay) : 0;
     gradient = gradient / s.clamp_min(std::max(s_star / 5, 1e-300));
     const auto step = scalar_step(moments, gradient, settings);
     const auto stepped = s * std::exp(-norm_square * settings.lr * settings.weight_decay) + step;

@@ -35,8 +35,7 @@ at::Tensor side_square(const GaugePlan& gauge, const Side& side, const Squares& 
   }
   at::Tensor total;
   for (const auto& [exponent, square] : by_exponent) {
-    const auto part =
-        exponent == side.exponent ? square : square.pow(side.exponent / exponent);
+    const auto part = exponent == side.exponent ? square : square.pow(side.exponent / exponent);
     total = total.defined() ? total + part : part;
   }
   return total;
@@ -102,7 +101,8 @@ at::Tensor comparable(const GaugePlan& gauge, const Squares& squares, double sma
   const auto value = section(gauge, squares, smallest);
   if (gauge.plus.empty() || gauge.minus.empty()) return value.alive;
   const auto relative = [&](const Side& side) {
-    const bool by_first_leg = is_folded(gauge) && (gauge.legs.front().exponent > 0) == (&side == &gauge.plus);
+    const bool by_first_leg =
+        is_folded(gauge) && (gauge.legs.front().exponent > 0) == (&side == &gauge.plus);
     const auto square =
         by_first_leg ? first_leg_square(gauge, squares) : side_square(gauge, side, squares);
     const auto& reference = by_first_leg ? gauge.first_reference : side.reference;

@@ -10,8 +10,9 @@ namespace channel_maps {
 std::vector<int64_t> whole(int64_t size) { return std::vector<int64_t>(size, 0); }
 
 std::vector<int64_t> heads(int64_t heads, int64_t head_size, int64_t groups, Pairing pairing) {
-  TORCH_CHECK(heads > 0 && head_size > 0, "channel_maps::heads: need heads > 0 and head_size > 0, got ",
-              heads, " and ", head_size);
+  TORCH_CHECK(heads > 0 && head_size > 0,
+              "channel_maps::heads: need heads > 0 and head_size > 0, got ", heads, " and ",
+              head_size);
   TORCH_CHECK(groups > 0 && heads % groups == 0, "channel_maps::heads: ", heads,
               " heads cannot be shared evenly by ", groups, " groups");
   TORCH_CHECK(pairing == Pairing::none || head_size % 2 == 0,

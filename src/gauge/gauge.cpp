@@ -70,10 +70,10 @@ void validate(const Gauge& gauge, const Parameters& params) {
   }
   for (size_t k = 0; k < gauge.legs.size(); ++k) {
     for (size_t j = 0; j < k; ++j) {
-      TORCH_CHECK(gauge.legs[j].tensor != gauge.legs[k].tensor ||
-                      gauge.legs[j].axis != gauge.legs[k].axis,
-                  "gauge '", gauge.name, "': legs ", j, " and ", k, " both act on axis ",
-                  gauge.legs[k].axis, " of '", gauge.legs[k].tensor, "'");
+      TORCH_CHECK(
+          gauge.legs[j].tensor != gauge.legs[k].tensor || gauge.legs[j].axis != gauge.legs[k].axis,
+          "gauge '", gauge.name, "': legs ", j, " and ", k, " both act on axis ",
+          gauge.legs[k].axis, " of '", gauge.legs[k].tensor, "'");
     }
     if (gauge.action == Action::shift) {
       const auto& first = gauge.legs.front();

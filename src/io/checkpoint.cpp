@@ -37,17 +37,17 @@ void check_model(const Parameters& model, const Parameters& saved) {
                 tensor.scalar_type(), " in the model and ", value.scalar_type(), " in the file");
   }
   for (const auto& entry : saved) {
-    TORCH_CHECK(model.contains(entry.name), "its parameter '", entry.name,
-                "' is not in the model");
+    TORCH_CHECK(model.contains(entry.name), "its parameter '", entry.name, "' is not in the model");
   }
 }
 
 std::map<std::string, std::string> load(const io::TensorFile& file, const Parameters& model,
                                         LiftedOptimizer* optimizer, bool rng) {
   const auto format = file.metadata.find(kFormatKey);
-  TORCH_CHECK(format != file.metadata.end() && format->second == kFormat,
-              "it is a safetensors file, but not a checkpoint of this library (its metadata has no ",
-              kFormatKey, " = ", kFormat, ")");
+  TORCH_CHECK(
+      format != file.metadata.end() && format->second == kFormat,
+      "it is a safetensors file, but not a checkpoint of this library (its metadata has no ",
+      kFormatKey, " = ", kFormat, ")");
   Parameters saved;
   OptimizerState state;
   at::Tensor rng_state;

@@ -44,12 +44,8 @@ void DDCAdamOptions::validate() const {
 }
 
 std::map<std::string, double> DDCAdamOptions::values() const {
-  return {{"lr", lr()},
-          {"beta1", std::get<0>(betas())},
-          {"beta2", std::get<1>(betas())},
-          {"eps", eps()},
-          {"weight_decay", weight_decay()},
-          {"maximize", maximize() ? 1 : 0}};
+  return {{"lr", lr()},   {"beta1", std::get<0>(betas())},  {"beta2", std::get<1>(betas())},
+          {"eps", eps()}, {"weight_decay", weight_decay()}, {"maximize", maximize() ? 1 : 0}};
 }
 
 void DDCAdamOptions::assign(const std::map<std::string, double>& values) {

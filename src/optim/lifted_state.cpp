@@ -81,8 +81,9 @@ class Loader {
   int64_t count(const std::string& key, int64_t* slot) {
     const auto* tensor = find(key);
     TORCH_CHECK(tensor != nullptr, "optimizer state has no tensor '", key, "'");
-    TORCH_CHECK(tensor->scalar_type() == at::kLong && tensor->numel() == 1, "optimizer state '", key,
-                "' must be one int64, is ", tensor->scalar_type(), " of shape ", tensor->sizes());
+    TORCH_CHECK(tensor->scalar_type() == at::kLong && tensor->numel() == 1, "optimizer state '",
+                key, "' must be one int64, is ", tensor->scalar_type(), " of shape ",
+                tensor->sizes());
     const auto value = tensor->item<int64_t>();
     TORCH_CHECK(value >= 0, "optimizer state '", key, "' must be >= 0, is ", value);
     actions_.push_back([slot, value] { *slot = value; });
@@ -274,8 +275,8 @@ void LiftedOptimizer::save(torch::serialize::OutputArchive& archive) const {
 void LiftedOptimizer::load(torch::serialize::InputArchive& archive) {
   OptimizerState state;
   c10::IValue text;
-  TORCH_CHECK(archive.try_read(kDescriptionKey, text) && text.isString(),
-              "the archive holds no ", name(), " state");
+  TORCH_CHECK(archive.try_read(kDescriptionKey, text) && text.isString(), "the archive holds no ",
+              name(), " state");
   state.description = text.toStringRef();
   for (const auto& key : archive.keys()) {
     if (key.rfind("tensor/", 0) == 0) archive.read(key, state.tensors[key.substr(7)]);

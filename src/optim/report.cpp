@@ -45,8 +45,8 @@ std::ostream& operator<<(std::ostream& out, const Report& report) {
     out << std::right;
   };
   line("gauge", "kind", "group", "coords");
-  out << std::setw(9) << "channels" << std::setw(12) << "degenerate" << std::setw(11)
-      << "corrected" << '\n';
+  out << std::setw(9) << "channels" << std::setw(12) << "degenerate" << std::setw(11) << "corrected"
+      << '\n';
   for (const auto& gauge : report.gauges) {
     line(gauge.name, gauge.kind, gauge.group, gauge.coordinates);
     out << std::setw(9) << gauge.channels << std::setw(12) << gauge.degenerate_channels

@@ -10,8 +10,7 @@ namespace ddc {
 double Schedule::fraction(int64_t step) const {
   if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
   if (step >= total) return final_fraction;
-  const double done =
-      static_cast<double>(step - warmup) / static_cast<double>(total - warmup);
+  const double done = static_cast<double>(step - warmup) / static_cast<double>(total - warmup);
   const double left =
       shape == Shape::cosine ? 0.5 * (1 + std::cos(std::numbers::pi * done)) : 1 - done;
   return final_fraction + (1 - final_fraction) * left;

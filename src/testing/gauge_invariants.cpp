@@ -116,7 +116,9 @@ class Session {
 
  private:
   std::vector<Element> elements() {
-    const auto draw = [&](double size) { return random_element(gauge_, params_, size, generator_); };
+    const auto draw = [&](double size) {
+      return random_element(gauge_, params_, size, generator_);
+    };
     const double huge = gauge_.action == Action::scale ? 8 : 100;
     return {{"identity", identity_element(gauge_, params_)},
             {"near", draw(1e-6)},
@@ -268,7 +270,8 @@ std::vector<Check> InvariantReport::failures() const {
 std::ostream& operator<<(std::ostream& out, const Check& check) {
   const auto flags = out.flags();
   const auto precision = out.precision();
-  out << (check.passed() ? "passed: " : "FAILED: ") << check.identity << " (" << check.regime << ")";
+  out << (check.passed() ? "passed: " : "FAILED: ") << check.identity << " (" << check.regime
+      << ")";
   if (!check.where.empty()) out << " at " << check.where;
   out << std::setprecision(17) << "\n    expected   " << check.expected << "\n    actual     "
       << check.actual << std::setprecision(3) << "\n    difference " << check.difference

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-
 #include "ddc/optim/ddc_adam.h"
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"

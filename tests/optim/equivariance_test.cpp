@@ -77,7 +77,8 @@ INSTANTIATE_TEST_SUITE_P(Networks, Equivariance,
                          ::testing::Combine(::testing::ValuesIn(networks()),
                                             ::testing::ValuesIn(modes())),
                          [](const auto& instance) {
-                           return std::get<0>(instance.param).name + std::get<1>(instance.param).name;
+                           return std::get<0>(instance.param).name +
+                                  std::get<1>(instance.param).name;
                          });
 
 class SingleGauge : public ::testing::TestWithParam<Network> {};

@@ -108,23 +108,24 @@ TEST_P(FedGradients, KeepCopiesRelatedInFloat) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Constructions, FedGradients,
-    ::testing::Combine(::testing::ValuesIn(constructions()),
-                       ::testing::Values(std::optional<Coordinates>(),
-                                         std::optional(Coordinates::folded),
-                                         std::optional(Coordinates::balanced),
-                                         std::optional(Coordinates::polar)),
-                       ::testing::Values(Vertical::frozen, Vertical::sgd, Vertical::adam)),
-    [](const auto& instance) {
-      const auto& coordinates = std::get<1>(instance.param);
-      std::string name = std::get<0>(instance.param).name;
-      for (const char* part : {coordinates ? to_string(*coordinates) : "default",
-                               to_string(std::get<2>(instance.param))}) {
-        name.append("_").append(part);
-      }
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(Constructions, FedGradients,
+                         ::testing::Combine(::testing::ValuesIn(constructions()),
+                                            ::testing::Values(std::optional<Coordinates>(),
+                                                              std::optional(Coordinates::folded),
+                                                              std::optional(Coordinates::balanced),
+                                                              std::optional(Coordinates::polar)),
+                                            ::testing::Values(Vertical::frozen, Vertical::sgd,
+                                                              Vertical::adam)),
+                         [](const auto& instance) {
+                           const auto& coordinates = std::get<1>(instance.param);
+                           std::string name = std::get<0>(instance.param).name;
+                           for (const char* part :
+                                {coordinates ? to_string(*coordinates) : "default",
+                                 to_string(std::get<2>(instance.param))}) {
+                             name.append("_").append(part);
+                           }
+                           return name;
+                         });
 
 }  // namespace
 }  // namespace ddc::tests

@@ -91,11 +91,12 @@ TEST_P(BlockHorizontality, NoChannelMovesOverAThousandSteps) {
 
 INSTANTIATE_TEST_SUITE_P(
     Blocks, BlockHorizontality,
-    ::testing::Combine(
-        ::testing::Values(Block{"LayerNorm", testbeds::layer_norm_block()},
-                          Block{"RmsNorm", testbeds::rms_norm_block()}),
-        ::testing::Values(std::optional<Coordinates>(), std::optional(Coordinates::folded),
-                          std::optional(Coordinates::balanced), std::optional(Coordinates::polar))),
+    ::testing::Combine(::testing::Values(Block{"LayerNorm", testbeds::layer_norm_block()},
+                                         Block{"RmsNorm", testbeds::rms_norm_block()}),
+                       ::testing::Values(std::optional<Coordinates>(),
+                                         std::optional(Coordinates::folded),
+                                         std::optional(Coordinates::balanced),
+                                         std::optional(Coordinates::polar))),
     [](const auto& instance) {
       const auto& coordinates = std::get<1>(instance.param);
       std::string name = std::get<0>(instance.param).name;

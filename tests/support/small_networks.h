@@ -21,7 +21,7 @@ using torch::optim::OptimizerParamGroup;
 inline constexpr double kInf = std::numeric_limits<double>::infinity();
 inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr std::array kAllCoordinates{Coordinates::folded, Coordinates::balanced,
-                                     Coordinates::polar};
+                                            Coordinates::polar};
 
 inline const DDCAdamOptions& options_of(const DDCAdam& optimizer, size_t group) {
   return dynamic_cast<const DDCAdamOptions&>(optimizer.param_groups().at(group).options());
@@ -33,7 +33,8 @@ inline std::vector<double> learning_rates(const torch::optim::Optimizer& optimiz
   return lrs;
 }
 
-inline OptimizerParamGroup group_of(std::vector<at::Tensor> tensors, const DDCAdamOptions& options) {
+inline OptimizerParamGroup group_of(std::vector<at::Tensor> tensors,
+                                    const DDCAdamOptions& options) {
   return {std::move(tensors), std::make_unique<DDCAdamOptions>(options)};
 }
 

@@ -3,14 +3,13 @@
 #include "ddc/testing/gauge_invariants.h"
 
 #include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
 
 #include <sstream>
 
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"
 #include "ddc/testbeds/teacher_student.h"
-#include <torch/optim/adamw.h>
-
 #include "support/training.h"
 
 namespace ddc::tests {
@@ -100,7 +99,8 @@ TEST(GaugeInvariants, ForgottenBiasFailsInvariance) {
   const auto params = testbed.init(7, at::kDouble);
   auto gauge = testbed.gauges(params).front();
   std::erase_if(gauge.legs, [](const Leg& leg) { return leg.tensor.ends_with("bias"); });
-  EXPECT_TRUE(fails(testing::check_gauge_invariants(gauge, params, loss_of(testbed)), "invariance"));
+  EXPECT_TRUE(
+      fails(testing::check_gauge_invariants(gauge, params, loss_of(testbed)), "invariance"));
 }
 
 /// A base that binds the gauges but makes a step of plain Adam on the weights themselves.

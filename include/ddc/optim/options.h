@@ -37,13 +37,13 @@ class LiftedOptions : public torch::optim::OptimizerOptions {
 }  // namespace ddc
 
 /// Declares option `name` in the manner of TORCH_ARG: `name()` reads, `name(value)` sets.
-#define DDC_OPTION(T, name, initial)               \
- public:                                           \
-  const T& name() const { return name##_.value; }  \
-  auto name(const T& value)->decltype(*this) {     \
-    name##_ = {value, true};                       \
-    return *this;                                  \
-  }                                                \
-                                                   \
- private:                                          \
+#define DDC_OPTION(T, name, initial)              \
+ public:                                          \
+  const T& name() const { return name##_.value; } \
+  auto name(const T& value)->decltype(*this) {    \
+    name##_ = {value, true};                      \
+    return *this;                                 \
+  }                                               \
+                                                  \
+ private:                                         \
   ::ddc::Setting<T> name##_ { initial }
