@@ -24,7 +24,7 @@ demo: build/release/build.ninja  ## show two copies of a network that stay the s
 
 figures: build/release/build.ninja  ## print the measured figures of the README
 	cmake --build --preset release -j $(JOBS) --target figures
-	build/release/examples/figures
+	OMP_NUM_THREADS=1 build/release/examples/figures
 
 asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 	cmake --build --preset asan-ubsan -j $(JOBS)
