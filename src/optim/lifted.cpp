@@ -64,7 +64,8 @@ void LiftedOptimizer::accept_group_(const OptimizerParamGroup& group, const Para
   const auto& defaults = dynamic_cast<const LiftedOptions&>(*defaults_);
   auto options = defaults_->clone();
   if (group.has_options()) {
-    TORCH_CHECK(typeid(group.options()) == typeid(*defaults_), "param group ", index,
+    const auto& given = group.options();
+    TORCH_CHECK(typeid(given) == typeid(defaults), "param group ", index,
                 " has options of another optimizer's type");
     options = group.options().clone();
     dynamic_cast<LiftedOptions&>(*options).inherit(defaults);

@@ -627,6 +627,37 @@ TEST(OptimizerState, IsRefusedWhateverIsReplacedInItsDescription) {
   }
 }
 
+TEST(OptimizerState, KeepsDegenerateChannelsAsTheyWere) {
+  const auto bed = testbeds::relu_chain({.depth = 2, .d_hidden = 4});
+  const auto make = [&](uint64_t seed, bool zero_output) {
+    Training run{bed, bed.init(seed, at::kDouble), nullptr};
+    if (zero_output) run.params["layers.1.weight"].tensor.detach().zero_();
+    run.optimizer = std::make_unique<DDCAdam>(run.params, bed.gauges(run.params));
+    return run;
+  };
+  const auto set_lr = [](const Training& run, double lr) {
+    run.optimizer->param_groups()[0].options().set_lr(lr);
+  };
+  const auto straight = make(1, /*zero_output=*/true);
+  set_lr(straight, 1e-6);  // too slow to leave the neighbourhood of zero
+  straight.train(0, 2);
+  ASSERT_EQ(straight.optimizer->report().degenerate_channels(), 4);
+
+  // Made where nothing is degenerate.
+  const auto resumed = make(2, /*zero_output=*/false);
+  for (const auto& [name, tensor] : resumed.params) {
+    tensor.detach().copy_(straight.params[name].tensor.detach());
+  }
+  resumed.optimizer->load_state_dict(straight.optimizer->state_dict());
+  EXPECT_EQ(resumed.optimizer->report().degenerate_channels(), 4);
+  for (const auto* run : {&straight, &resumed}) {
+    set_lr(*run, 3e-3);
+    run->train(2, 20);
+  }
+  EXPECT_EQ(straight.optimizer->report().degenerate_channels(), 0);
+  EXPECT_THAT(differences(snapshot(straight), snapshot(resumed)), IsEmpty());
+}
+
 struct StateMode {
   std::string name;
   Coordinates coordinates;
