@@ -11,126 +11,32 @@
 #include "ddc/frame/scalar_rule.h"
 #include "ddc/frame/section.h"
 #include "ddc/frame/shift.h"
+#include "sweeps.h"
 
 namespace ddc {
 namespace {
 
-/// Chains of balanced gauges converge linearly; these bounds reach rounding on chains of dozens of
-/// layers. A set of units that has no fixed point (weights with a zero block can have none) is
-/// taken as it is after the last sweep, and held there.
-constexpr int kMostBindingSweeps = 10000;
-constexpr int kMostStepSweeps = 200;
-constexpr double kSweepTolerance = 1e-14;
-
-/// Gauges with two legs on one tensor over-correct by up to a factor of two in one sweep.
-double damping(const GaugePlan& gauge) { return gauge.self_coupled ? 0.5 : 1; }
-
-double epsilon(const TensorPlan& tensor) {
-  return tensor.compute_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
-                                              : std::numeric_limits<float>::epsilon();
-}
+/// Orbits of gauges that share a tensor are not orthogonal; alternating projections are repeated until
+/// they find nothing more, or so often.
+constexpr int kMostProjections = 50;
 
 at::Tensor leg_factor(const BoundLeg& leg, const at::Tensor& log_unit, double sign,
                       const at::TensorOptions& options) {
   return leg.map.gather_vector((log_unit * (sign * leg.exponent)).exp().to(options), 1);
 }
 
+/// `sink + matrix source`, for the vector that the source holds per index of the matrix's axis.
+at::Tensor read_through(const Drain& drain, const at::Tensor& matrix, const at::Tensor& source) {
+  return (matrix * source).sum(drain.matrix_map.axis());
+}
+
 }  // namespace
 
-Frame::Frame(const std::vector<GroupedParameter>& parameters, const std::vector<Gauge>& gauges)
-    : plan_(compile(parameters, gauges)) {
-  const at::NoGradGuard no_grad;
-  gauge_states_.resize(plan_.gauges.size());
-  radial_states_.resize(plan_.radial_modes.size());
-  for (const auto& tensor : plan_.tensors) {
-    if (tensor.scales.empty() && tensor.shifts.empty()) continue;
-    TORCH_CHECK(tensor.tensor.isfinite().all().item<bool>(), "parameter '", tensor.name,
-                "' has NaN or Inf entries: its gauges cannot be bound");
-  }
-  bind_();
-}
-
-void Frame::add(const GroupedParameter& parameter) {
-  TensorPlan tensor;
-  tensor.name = parameter.parameter.name;
-  tensor.tensor = parameter.parameter.tensor;
-  tensor.param_group = parameter.param_group;
-  Component alone;
-  alone.tensors = {plan_.tensors.size()};
-  plan_.tensors.push_back(std::move(tensor));
-  plan_.components.push_back(std::move(alone));
-}
-
-void Frame::bind_() {
-  for (size_t k = 0; k < plan_.gauges.size(); ++k) {
-    const auto& gauge = plan_.gauges[k];
-    if (!gauge.is_scale()) continue;
-    auto& state = gauge_states_[k];
-    state.log_unit = at::zeros({gauge.gauge.channels}, at::kDouble);
-    state.target = section_target(gauge);
-  }
-  for (const auto& component : plan_.components) {
-    if (component.gauges.empty()) continue;
-    std::vector<at::Tensor> residual(plan_.tensors.size());
-    for (const size_t t : component.tensors) {
-      residual[t] = plan_.tensors[t].tensor.detach().to(at::kDouble) + plan_.tensors[t].offset;
-    }
-    for (const size_t k : component.gauges) {
-      const auto& gauge = plan_.gauges[k];
-      if (gauge.is_scale()) continue;
-      gauge_states_[k].held = shift_part(gauge, residual);
-      gauge_states_[k].bound = at::ones({gauge.gauge.channels}, at::kBool);
-      gauge_states_[k].known = gauge_states_[k].bound.clone();
-      for (const auto& leg : gauge.legs) {
-        residual[leg.tensor] = residual[leg.tensor] - shift_of_leg(leg, gauge_states_[k].held);
-      }
-    }
-    Squares squares(plan_.tensors.size());
-    for (const size_t t : component.tensors) {
-      const auto& tensor = plan_.tensors[t];
-      if (!tensor.shifts.empty()) {
-        // What is left of a constant is rounding, and must not pass for a side that is not zero.
-        const auto shifted = (tensor.tensor.detach() - residual[t]).abs();
-        residual[t] =
-            at::where(residual[t].abs() > shifted * (8 * epsilon(tensor)), residual[t], 0);
-      }
-      squares[t] = residual[t].square();
-    }
-
-    for (int sweep = 0; sweep < kMostBindingSweeps; ++sweep) {
-      double largest = 0;
-      for (const size_t k : component.gauges) {
-        const auto& gauge = plan_.gauges[k];
-        if (!gauge.is_scale()) continue;
-        auto& state = gauge_states_[k];
-        const double smallest = smallest_norm(plan_, gauge);
-        const auto now = section(gauge, squares, smallest);
-        const auto change = at::where(now.alive, (now.value - state.target) / section_weight(gauge),
-                                      one_sided_log_unit(gauge, squares, smallest)) *
-                            damping(gauge);
-        state.bound = now.alive;
-        state.log_unit += change;
-        move_squares_(gauge, -change, squares);
-        largest = std::max(largest, change.abs().max().item<double>());
-      }
-      if (!component.coupled || largest <= kSweepTolerance) break;
-    }
-    for (const size_t k : component.gauges) {
-      const auto& gauge = plan_.gauges[k];
-      if (!gauge.is_scale()) continue;
-      auto& state = gauge_states_[k];
-      const double smallest = smallest_norm(plan_, gauge);
-      state.target = at::where(state.bound, section(gauge, squares, smallest).value, state.target);
-      state.held = ratio(gauge, squares, smallest).value + state.log_unit * gauge.ratio_weight();
-      state.known = state.bound.clone();
-    }
-  }
-}
-
-std::vector<at::Tensor> Frame::coordinates(const Component& component,
-                                           std::vector<at::Tensor>& shifts) const {
+Tensors Frame::centred(const Component& component, const std::vector<bool>& drained, Tensors& shifts,
+                       Tensors& emptied) const {
   shifts.resize(plan_.gauges.size());
-  std::vector<at::Tensor> x(plan_.tensors.size());
+  emptied.resize(plan_.drains.size());
+  Tensors x(plan_.tensors.size());
   for (const size_t t : component.tensors) {
     const auto& tensor = plan_.tensors[t];
     // A tensor without gauges is stepped in place. All others are worked on in a float64 copy: in
@@ -139,42 +45,87 @@ std::vector<at::Tensor> Frame::coordinates(const Component& component,
     x[t] = component.gauges.empty() ? tensor.tensor.detach().to(tensor.compute_type())
                                     : tensor.tensor.detach().to(at::kDouble) + tensor.offset;
   }
+  for (const size_t d : component.drains) {
+    if (!drained[d]) continue;
+    const auto& drain = plan_.drains[d];
+    emptied[d] = drain.matrix_map.gather_vector(drain.source_map.scatter(x[drain.source]), 0);
+    x[drain.sink] += read_through(drain, x[drain.matrix], emptied[d]);
+  }
   for (const size_t k : component.gauges) {
     const auto& gauge = plan_.gauges[k];
-    if (gauge.is_scale()) continue;
-    shifts[k] = shift_part(gauge, x);
-    for (const auto& leg : gauge.legs) {
-      x[leg.tensor] -= shift_of_leg(leg, shifts[k]);
-    }
-  }
-  for (const size_t t : component.tensors) {
-    for (const auto& use : plan_.tensors[t].scales) {
-      const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
-      x[t].mul_(leg_factor(leg, gauge_states_[use.gauge].log_unit, -1, x[t].options()));
-    }
+    if (!gauge.is_shift()) continue;
+    shifts[k] = shift_of_weights(gauge, x);
+    add_shift_(gauge, shifts[k], -1, x);
   }
   return x;
 }
 
-Chart Frame::open(const Component& component, const std::vector<bool>& has_gradient,
-                  const std::vector<StepSettings>& settings) const {
-  Chart chart;
-  chart.component = &component;
-  chart.g.resize(plan_.tensors.size());
-  chart.squares.resize(plan_.tensors.size());
-  chart.active.assign(plan_.gauges.size(), false);
-  chart.charge.resize(plan_.gauges.size());
-  chart.charge_scale.resize(plan_.gauges.size());
-  chart.log_move.resize(plan_.gauges.size());
-  chart.projected.resize(plan_.gauges.size());
-  chart.nodes.resize(plan_.nodes.size());
-  chart.x = coordinates(component, chart.shift);
-
-  for (const size_t k : component.gauges) {
-    const auto& legs = plan_.gauges[k].legs;
-    chart.active[k] = std::all_of(legs.begin(), legs.end(),
-                                  [&](const BoundLeg& leg) { return has_gradient[leg.tensor]; });
+at::Tensor Frame::in_units(const Tensors& x, size_t t) const {
+  const auto& tensor = plan_.tensors[t];
+  auto result = x[t];
+  for (const auto& use : tensor.scales) {
+    const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
+    result =
+        result * leg_factor(leg, gauge_states_[use.gauge].log_unit, -1, result.options());
   }
+  if (tensor.through) {
+    result = result * along_axis(in_units(x, tensor.through->gain), tensor.through->axis);
+  }
+  return result;
+}
+
+Tensors Frame::coordinates(const Component& component, const std::vector<bool>& drained,
+                           Tensors& shifts, Tensors& emptied) const {
+  auto x = centred(component, drained, shifts, emptied);
+  Tensors result(x.size());
+  for (const size_t t : component.tensors) result[t] = in_units(x, t);
+  for (const size_t k : component.gauges) {
+    if (!plan_.gauges[k].gauge.mixes()) continue;
+    enter_frame_(plan_.gauges[k], gauge_states_[k], result);
+  }
+  return result;
+}
+
+void Frame::find_active_(Chart& chart, const std::vector<bool>& has_gradient) const {
+  const auto& component = *chart.component;
+  chart.active.assign(plan_.gauges.size(), false);
+  chart.passive.assign(plan_.tensors.size(), false);
+  chart.drained.assign(plan_.drains.size(), false);
+  // A vector is emptied into its biases only if all of them can take it up.
+  for (const size_t d : component.drains) {
+    chart.drained[d] =
+        std::all_of(component.drains.begin(), component.drains.end(), [&](size_t other) {
+          return plan_.drains[other].source != plan_.drains[d].source ||
+                 has_gradient[plan_.drains[other].sink];
+        });
+  }
+  const auto is_drained = [&](size_t matrix) {
+    return std::all_of(component.drains.begin(), component.drains.end(), [&](size_t d) {
+      return plan_.drains[d].matrix != matrix || chart.drained[d];
+    });
+  };
+  for (const size_t k : component.gauges) {
+    const auto& gauge = plan_.gauges[k];
+    bool active = true;
+    for (size_t l = 0; l < gauge.legs.size(); ++l) {
+      const auto& leg = gauge.legs[l];
+      const bool moves = l < gauge.shift_legs() || !gauge.is_shift();
+      active = active && (!moves || has_gradient[leg.tensor]) &&
+               (!leg.bias || (has_gradient[*leg.bias] && is_drained(leg.tensor)));
+    }
+    chart.active[k] = active;
+  }
+  for (const size_t t : component.tensors) {
+    const auto& readers = plan_.tensors[t].read_by;
+    chart.passive[t] =
+        std::any_of(readers.begin(), readers.end(), [&](size_t k) { return chart.active[k]; });
+  }
+}
+
+void Frame::open_gradients_(Chart& chart, const std::vector<bool>& has_gradient,
+                            const Tensors& emptied,
+                            const std::vector<StepSettings>& settings) const {
+  const auto& component = *chart.component;
   for (const size_t t : component.tensors) {
     if (!has_gradient[t]) continue;
     const auto& tensor = plan_.tensors[t];
@@ -185,11 +136,59 @@ Chart Frame::open(const Component& component, const std::vector<bool>& has_gradi
     } else if (!component.gauges.empty() && g.is_same(gradient)) {
       g = g.clone();  // the caller's gradient is not ours to change
     }
-    for (const auto& use : tensor.scales) {
+    chart.g[t] = g;
+  }
+  // At constant effective bias a matrix is not seen through what it reads of the vector.
+  for (const size_t d : component.drains) {
+    const auto& drain = plan_.drains[d];
+    auto& gradient = chart.g[drain.matrix];
+    if (!chart.drained[d] || !gradient.defined()) continue;
+    const auto of_bias = along_axis(chart.g[drain.sink], 1 - drain.matrix_map.axis());
+    gradient.sub_((of_bias * emptied[d]).to(gradient.options()));
+  }
+  for (const size_t t : component.tensors) {
+    auto& g = chart.g[t];
+    if (!g.defined()) continue;
+    for (const auto& use : plan_.tensors[t].scales) {
       const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
       g.mul_(leg_factor(leg, gauge_states_[use.gauge].log_unit, +1, g.options()));
     }
-    chart.g[t] = g;
+    if (chart.through[t].defined()) g.div_(chart.through[t].to(g.options()));
+  }
+  for (const size_t k : component.gauges) {
+    if (plan_.gauges[k].gauge.mixes()) pull_back_(plan_.gauges[k], gauge_states_[k], chart.g);
+  }
+}
+
+Chart Frame::open(const Component& component, const std::vector<bool>& has_gradient,
+                  const std::vector<StepSettings>& settings) const {
+  Chart chart;
+  chart.component = &component;
+  chart.g.resize(plan_.tensors.size());
+  chart.squares.resize(plan_.tensors.size());
+  chart.through.resize(plan_.tensors.size());
+  chart.before.resize(plan_.tensors.size());
+  chart.charge.resize(plan_.gauges.size());
+  chart.charge_scale.resize(plan_.gauges.size());
+  chart.log_move.resize(plan_.gauges.size());
+  chart.projected.resize(plan_.gauges.size());
+  chart.orbits.resize(plan_.gauges.size());
+  chart.nodes.resize(plan_.nodes.size());
+  find_active_(chart, has_gradient);
+  Tensors emptied;
+  chart.x = coordinates(component, chart.drained, chart.shift, emptied);
+  for (const size_t t : component.tensors) {
+    const auto& through = plan_.tensors[t].through;
+    // No gauge turns a gain, so that its coordinates are those it has in units.
+    if (through) chart.through[t] = along_axis(chart.x[through->gain].clone(), through->axis);
+  }
+  open_gradients_(chart, has_gradient, emptied, settings);
+  for (const size_t k : component.gauges) {
+    const auto& gauge = plan_.gauges[k];
+    if (!gauge.gauge.mixes() || !chart.active[k]) continue;
+    chart.orbits[k] = orbit_at(gauge, chart.x);
+    if (!gauge.gauge.procrustes) continue;
+    for (const auto& leg : gauge.legs) chart.before[leg.tensor] = chart.x[leg.tensor].clone();
   }
   measure_charges_(chart);
   if (!component.nodes.empty()) open_polar_(plan_, gauge_states_, chart);
@@ -200,7 +199,7 @@ void Frame::measure_charges_(Chart& chart) const {
   for (const size_t k : chart.component->gauges) {
     const auto& gauge = plan_.gauges[k];
     if (!chart.active[k] || gauge.gauge.vertical == Vertical::frozen) continue;
-    if (!gauge.is_scale()) {
+    if (gauge.is_shift()) {
       std::vector<at::Tensor> sizes(plan_.tensors.size());
       for (const auto& leg : gauge.legs) sizes[leg.tensor] = chart.g[leg.tensor].abs();
       chart.charge[k] = shift_part(gauge, chart.g);
@@ -221,18 +220,65 @@ void Frame::measure_charges_(Chart& chart) const {
   }
 }
 
-void Frame::project_(Chart& chart, std::vector<at::Tensor>& vectors) const {
+void Frame::project_shifts_(Chart& chart, Tensors& vectors) const {
   for (const size_t k : chart.component->gauges) {
     const auto& gauge = plan_.gauges[k];
-    if (gauge.is_scale() || !chart.active[k]) continue;
+    if (!gauge.is_shift() || !chart.active[k]) continue;
+    // A mean along an axis that is turned is one in the axes before they were.
+    for (size_t l = 0; l < gauge.shift_legs(); ++l) {
+      const auto& leg = gauge.legs[l];
+      for (const auto& use : plan_.tensors[leg.tensor].blocks) {
+        const auto& other = plan_.gauges[use.gauge];
+        if (!other.gauge.fixes_ones || other.legs[use.leg].map.axis() != leg.map.axis()) continue;
+        auto& vector = vectors[leg.tensor];
+        vector = other.legs[use.leg].blocks->multiply(
+            gauge_states_[use.gauge].frame.to(vector.options()), vector);
+      }
+    }
     const auto shift = shift_part(gauge, vectors);
     chart.projected[k] = shift.abs().max().item<double>();
-    for (const auto& leg : gauge.legs) {
+    for (size_t l = 0; l < gauge.shift_legs(); ++l) {
+      const auto& leg = gauge.legs[l];
       // Out of place: a rule may have handed out a tensor of its state.
       auto& vector = vectors[leg.tensor];
       vector = vector - shift_of_leg(leg, shift).to(vector.scalar_type());
+      for (const auto& use : plan_.tensors[leg.tensor].blocks) {
+        const auto& other = plan_.gauges[use.gauge];
+        if (!other.gauge.fixes_ones || other.legs[use.leg].map.axis() != leg.map.axis()) continue;
+        vector = other.legs[use.leg].blocks->multiply(
+            gauge_states_[use.gauge].frame.transpose(-1, -2).to(vector.options()), vector);
+      }
     }
   }
+}
+
+void Frame::project_orbits_(Chart& chart, Tensors& vectors) const {
+  std::vector<size_t> mixing;
+  for (const size_t k : chart.component->gauges) {
+    if (plan_.gauges[k].gauge.mixes() && chart.active[k]) mixing.push_back(k);
+  }
+  const bool shared = std::any_of(mixing.begin(), mixing.end(), [&](size_t k) {
+    const auto& legs = plan_.gauges[k].legs;
+    return std::any_of(legs.begin(), legs.end(), [&](const BoundLeg& leg) {
+      return plan_.tensors[leg.tensor].blocks.size() > 1;
+    });
+  });
+  double first = 0;
+  for (int sweep = 0; sweep < (shared ? kMostProjections : 1); ++sweep) {
+    double largest = 0;
+    for (const size_t k : mixing) {
+      const double removed = project_orbit_(plan_.gauges[k], chart.orbits[k], chart.x, vectors);
+      if (sweep == 0) chart.projected[k] = removed;
+      largest = std::max(largest, removed);
+    }
+    if (sweep == 0) first = largest;
+    if (largest <= first * 1e-14) break;
+  }
+}
+
+void Frame::project_(Chart& chart, Tensors& vectors) const {
+  project_shifts_(chart, vectors);
+  project_orbits_(chart, vectors);
   if (!chart.component->nodes.empty()) project_polar_(plan_, chart, vectors);
 }
 
@@ -314,48 +360,69 @@ void Frame::move_vertical_(const Chart& chart, size_t k, const StepSettings& set
   }
 }
 
-void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) {
-  const auto& component = *chart.component;
-  std::vector<size_t> scales;
-  for (const size_t k : component.gauges) {
-    if (!chart.active[k]) continue;
-    if (plan_.gauges[k].is_scale()) {
-      scales.push_back(k);
-    } else {
-      gauge_states_[k].imbalance = chart.projected[k];
-      move_vertical_(chart, k, settings_of(k, settings));
-    }
-  }
-  if (scales.empty()) return;
-
-  for (const size_t t : component.tensors) {
-    chart.squares[t] = chart.x[t].square();
-  }
-  if (!component.nodes.empty()) {
-    restore_and_move_radius_(plan_, chart, radial_states_, settings);
-  }
-  for (const size_t k : scales) {
-    update_binding_(chart, k);
-    chart.log_move[k] = at::zeros_like(gauge_states_[k].log_unit);
-  }
-  for (int sweep = 0; sweep < kMostStepSweeps; ++sweep) {
+void Frame::sweep_(Chart& chart, const std::vector<size_t>& sections) {
+  for (int sweep = 0; sweep < sweeps::kMostPerStep; ++sweep) {
     double largest = 0;
-    for (const size_t k : scales) {
+    for (const size_t k : sections) {
       const auto& gauge = plan_.gauges[k];
-      const auto& state = gauge_states_[k];
+      auto& state = gauge_states_[k];
+      if (gauge.is_linear()) {
+        Tensors now(plan_.tensors.size());
+        const auto moved = [&](size_t t) {
+          auto x = chart.x[t];
+          for (const auto& use : plan_.tensors[t].scales) {
+            const auto& move = chart.log_move[use.gauge];
+            const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
+            if (move.defined()) x = x * leg_factor(leg, move, +1, x.options());
+          }
+          return x;
+        };
+        for (const auto& leg : gauge.legs) now[leg.tensor] = moved(leg.tensor);
+        const double difference = rebalance_linear_(gauge, now, state, chart.x);
+        if (sweep == 0) state.imbalance = difference;
+        for (const auto& leg : gauge.legs) chart.squares[leg.tensor] = moved(leg.tensor).square();
+        largest = std::max(largest, difference);
+        continue;
+      }
       const auto now = section(gauge, chart.squares, smallest_norm(plan_, gauge));
       const auto log_c = at::where(state.bound & now.alive,
                                    (state.target - now.value) / section_weight(gauge), 0.0) *
-                         damping(gauge);
+                         sweeps::damping(gauge);
       move_squares_(gauge, log_c, chart.squares);
       chart.log_move[k] += log_c;
       largest = std::max(largest, log_c.abs().max().item<double>());
     }
-    if (!component.coupled || largest <= kSweepTolerance) break;
+    if (!chart.component->coupled || largest <= sweeps::kTolerance) break;
   }
-  for (const size_t k : scales) {
+}
+
+void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) {
+  const auto& component = *chart.component;
+  std::vector<size_t> sections;
+  for (const size_t k : component.gauges) {
+    const auto& gauge = plan_.gauges[k];
+    if (!chart.active[k]) continue;
+    if (gauge.is_scale() || gauge.is_linear()) sections.push_back(k);
+    if (gauge.is_scale()) continue;
+    gauge_states_[k].imbalance = chart.projected[k];
+    if (gauge.is_shift()) move_vertical_(chart, k, settings_of(k, settings));
+  }
+  for (const size_t t : component.tensors) {
+    if (!sections.empty()) chart.squares[t] = chart.x[t].square();
+  }
+  if (!component.nodes.empty() && !sections.empty()) {
+    restore_and_move_radius_(plan_, chart, radial_states_, settings);
+  }
+  for (const size_t k : sections) {
+    if (!plan_.gauges[k].is_scale()) continue;
+    update_binding_(chart, k);
+    chart.log_move[k] = at::zeros_like(gauge_states_[k].log_unit);
+  }
+  sweep_(chart, sections);
+  for (const size_t k : sections) {
     const auto& gauge = plan_.gauges[k];
     auto& state = gauge_states_[k];
+    if (!gauge.is_scale()) continue;
     move_vertical_(chart, k, settings_of(k, settings));
     // In balanced and polar coordinates a unit that is left alone is an r that is left alone.
     if (gauge.coordinates != Coordinates::folded) continue;
@@ -368,52 +435,107 @@ void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) 
           at::where(state.bound, r.value + state.log_unit * gauge.ratio_weight(), state.held);
     }
   }
+  for (const size_t k : component.gauges) {
+    const auto& gauge = plan_.gauges[k];
+    if (gauge.gauge.mixes() && gauge.gauge.procrustes && chart.active[k]) {
+      procrustes_(gauge, chart.before, chart.x);
+    }
+  }
 }
 
 void Frame::lift_(const Chart& chart) {
-  for (const size_t t : chart.component->tensors) {
-    if (!chart.g[t].defined()) continue;
+  const auto& component = *chart.component;
+  if (component.gauges.empty()) {
+    for (const size_t t : component.tensors) {
+      at::Tensor weights = plan_.tensors[t].tensor;
+      if (chart.g[t].defined() && !chart.x[t].is_alias_of(weights)) weights.copy_(chart.x[t]);
+    }
+    return;  // the others were stepped in place
+  }
+  Tensors lifted(plan_.tensors.size());
+  for (const size_t t : component.tensors) {
     const auto& tensor = plan_.tensors[t];
-    at::Tensor weights = tensor.tensor;
-    auto x = chart.x[t];
-    if (x.is_alias_of(weights)) continue;  // stepped in place
+    auto& x = lifted[t];
+    if (!chart.g[t].defined()) {
+      x = tensor.tensor.detach().to(at::kDouble) + tensor.offset;
+      continue;
+    }
+    x = chart.x[t];
     for (size_t n = 0; n < tensor.nodes.size(); ++n) {
       const auto& use = tensor.nodes[n];
       const auto factor = node_log_factor(plan_, chart, t, n).exp().to(x.options());
-      x.mul_(plan_.nodes[use.node].members[use.member].map.gather_vector(factor, 1));
+      x = x * plan_.nodes[use.node].members[use.member].map.gather_vector(factor, 1);
     }
+    for (const auto& use : tensor.blocks) {
+      x = leave_frame(plan_.gauges[use.gauge].legs[use.leg], gauge_states_[use.gauge], x);
+    }
+    if (chart.through[t].defined()) x = x / chart.through[t];
     for (const auto& use : tensor.scales) {
       const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
       const auto& move = chart.log_move[use.gauge];
       const auto& log_unit = gauge_states_[use.gauge].log_unit;
-      x.mul_(leg_factor(leg, move.defined() ? log_unit + move : log_unit, +1, x.options()));
+      x = x * leg_factor(leg, move.defined() ? log_unit + move : log_unit, +1, x.options());
     }
-    for (const auto& use : tensor.shifts) {
-      const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
-      x.add_(shift_of_leg(
-          leg, chart.active[use.gauge] ? gauge_states_[use.gauge].held : chart.shift[use.gauge]));
-    }
-    if (tensor.offset != 0) x.sub_(tensor.offset);
-    weights.copy_(x);
   }
+  // Shifts and drains undo what `centred` did, in the opposite order.
+  for (auto k = component.gauges.rbegin(); k != component.gauges.rend(); ++k) {
+    const auto& gauge = plan_.gauges[*k];
+    if (!gauge.is_shift()) continue;
+    for (size_t l = 0; l < gauge.shift_legs(); ++l) {
+      const auto& leg = gauge.legs[l];
+      if (!chart.g[leg.tensor].defined()) continue;
+      auto change =
+          shift_of_leg(leg, chart.active[*k] ? gauge_states_[*k].held : chart.shift[*k]);
+      if (leg.gain) change = change / along_axis(lifted[*leg.gain], leg.map.axis());
+      lifted[leg.tensor] = lifted[leg.tensor] + change;
+    }
+  }
+  for (auto d = component.drains.rbegin(); d != component.drains.rend(); ++d) {
+    if (!chart.drained[*d]) continue;
+    const auto& drain = plan_.drains[*d];
+    const auto held = drain.matrix_map.gather_vector(drain.source_map.scatter(lifted[drain.source]), 0);
+    lifted[drain.sink] = lifted[drain.sink] - read_through(drain, lifted[drain.matrix], held);
+  }
+  for (const size_t t : component.tensors) {
+    if (!chart.g[t].defined()) continue;
+    at::Tensor weights = plan_.tensors[t].tensor;
+    weights.copy_(plan_.tensors[t].offset == 0 ? lifted[t] : lifted[t] - plan_.tensors[t].offset);
+  }
+}
+
+std::vector<Frame::Turn> Frame::follow_(const Chart& chart, bool follow) {
+  std::vector<Turn> turns;
+  for (const size_t k : chart.component->gauges) {
+    const auto& gauge = plan_.gauges[k];
+    if (!gauge.gauge.mixes() || !chart.active[k]) continue;
+    auto basis = follow_frame_(gauge, chart.x, follow, gauge_states_[k]);
+    if (basis.defined()) turns.push_back({k, std::move(basis)});
+  }
+  return turns;
 }
 
 at::Tensor Frame::gauge_coordinate(size_t k) const {
   const at::NoGradGuard no_grad;
   const auto& gauge = plan_.gauges.at(k);
+  if (gauge.gauge.action == Action::rotation) return at::empty({0}, at::kDouble);
   for (const auto& component : plan_.components) {
     if (std::count(component.gauges.begin(), component.gauges.end(), k) == 0) continue;
-    if (!gauge.is_scale()) {
-      std::vector<at::Tensor> weights(plan_.tensors.size());
-      for (const size_t t : component.tensors) weights[t] = plan_.tensors[t].tensor.detach();
-      return shift_part(gauge, weights);
+    Tensors shifts;
+    Tensors emptied;
+    auto x = coordinates(component, std::vector<bool>(plan_.drains.size(), true), shifts, emptied);
+    if (gauge.is_shift()) return shifts[k];
+    const auto& state = gauge_states_[k];
+    if (gauge.is_linear()) {
+      for (const auto& leg : gauge.legs) {
+        x[leg.tensor] = leave_frame(leg, state, x[leg.tensor]);
+      }
+      const auto value = linear_coordinate(gauge, x);
+      return at::where(state.bound.view({-1, 1, 1}), value,
+                       std::numeric_limits<double>::quiet_NaN());
     }
-    std::vector<at::Tensor> shifts;
-    const auto x = coordinates(component, shifts);
     Squares squares(plan_.tensors.size());
     for (const size_t t : component.tensors) squares[t] = x[t].square();
     const auto r = ratio(gauge, squares, smallest_norm(plan_, gauge));
-    const auto& state = gauge_states_[k];
     return at::where(state.bound & r.alive, r.value + state.log_unit * gauge.ratio_weight(),
                      std::numeric_limits<double>::quiet_NaN());
   }
@@ -421,7 +543,7 @@ at::Tensor Frame::gauge_coordinate(size_t k) const {
 }
 
 int64_t Frame::degenerate_channels(size_t k) const {
-  return gauge_states_.at(k).bound.logical_not().sum().item<int64_t>();
+  return gauge_states_.at(k).bound.logical_not().sum().item<int64_t>() * plan_.gauges[k].gauge.block;
 }
 
 }  // namespace ddc

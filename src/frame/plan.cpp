@@ -81,15 +81,71 @@ bool is_constant_within(const std::vector<int64_t>& values, const std::vector<in
   return true;
 }
 
+/// Whether two legs act on none of the same indices of one axis.
+bool act_apart(const Leg& a, const Leg& b) {
+  if (a.axis != b.axis) return true;
+  if (a.channel_of.empty() || b.channel_of.empty()) return false;
+  for (size_t i = 0; i < a.channel_of.size(); ++i) {
+    if (a.channel_of[i] >= 0 && b.channel_of[i] >= 0) return false;
+  }
+  return true;
+}
+
+/// A matrix may mix along an axis only what no other gauge tells apart there.
+void check_blocks(const Plan& plan, const TensorPlan& tensor) {
+  for (const auto& use : tensor.blocks) {
+    const auto& gauge = plan.gauges[use.gauge].gauge;
+    const auto& leg = gauge.legs[use.leg];
+    std::vector<int64_t> block_of(tensor.tensor.size(leg.axis));
+    for (size_t i = 0; i < block_of.size(); ++i) {
+      const int64_t c = leg.channel_of.empty() ? static_cast<int64_t>(i) : leg.channel_of[i];
+      block_of[i] = c < 0 ? -1 : c / gauge.block;
+    }
+    for (const auto& scale : tensor.scales) {
+      const auto& other = plan.gauges[scale.gauge].gauge;
+      const auto& scale_leg = other.legs[scale.leg];
+      const bool seen_through = !leg.through.gain.empty() && !other.legs.empty() &&
+                                other.legs.front().tensor == leg.through.gain;
+      TORCH_CHECK(seen_through || act_apart(leg, scale_leg) ||
+                      (gauge.action == Action::rotation &&
+                       is_constant_within(scale_leg.channel_of, block_of,
+                                          tensor.tensor.size(leg.axis))),
+                  "gauges '", gauge.name, "' and '", other.name, "' both act on axis ", leg.axis,
+                  " of '", tensor.name, "': ",
+                  gauge.action == Action::linear ? "the linear one contains the other"
+                                                 : "the scale tells apart what the rotation mixes");
+      TORCH_CHECK(!seen_through || plan.gauges[scale.gauge].coordinates == Coordinates::folded,
+                  "gauge '", gauge.name, "' acts through '", leg.through.gain, "', so gauge '",
+                  other.name, "' must have folded coordinates");
+      TORCH_CHECK(!seen_through || other.hold == Hold::unit, "gauge '", gauge.name,
+                  "' turns what reads '", leg.through.gain, "', so gauge '", other.name,
+                  "' must hold the unit (hold = unit): the ratio of single channels is not invariant");
+    }
+    for (const auto& other : tensor.blocks) {
+      if (&other == &use) continue;
+      const auto& other_gauge = plan.gauges[other.gauge].gauge;
+      TORCH_CHECK(act_apart(leg, other_gauge.legs[other.leg]), "gauges '", gauge.name, "' and '",
+                  other_gauge.name, "' both mix axis ", leg.axis, " of '", tensor.name, "'");
+    }
+  }
+}
+
 void check_sharing(const Plan& plan) {
   for (const auto& tensor : plan.tensors) {
+    check_blocks(plan, tensor);
     for (const auto& shift : tensor.shifts) {
       const auto& shift_gauge = plan.gauges[shift.gauge];
       for (const auto& scale : tensor.scales) {
         const auto& scale_gauge = plan.gauges[scale.gauge];
         const auto& shift_leg = shift_gauge.gauge.legs[shift.leg];
         const auto& scale_leg = scale_gauge.gauge.legs[scale.leg];
-        TORCH_CHECK(shift_leg.axis != scale_leg.axis ||
+        const bool seen_through =
+            !shift_leg.through.gain.empty() &&
+            scale_gauge.gauge.legs.front().tensor == shift_leg.through.gain;
+        TORCH_CHECK(!seen_through || scale_gauge.coordinates == Coordinates::folded, "gauge '",
+                    shift_gauge.gauge.name, "' acts through '", shift_leg.through.gain,
+                    "', so gauge '", scale_gauge.gauge.name, "' must have folded coordinates");
+        TORCH_CHECK(seen_through || act_apart(shift_leg, scale_leg) ||
                         is_constant_within(scale_leg.channel_of, shift_leg.channel_of,
                                            tensor.tensor.size(shift_leg.axis)),
                     "gauge '", scale_gauge.gauge.name, "' scales entries along axis ",
@@ -99,11 +155,13 @@ void check_sharing(const Plan& plan) {
       }
       for (const auto& other : tensor.shifts) {
         TORCH_CHECK(
-            other.gauge == shift.gauge || plan.gauges[other.gauge].legs[other.leg].map.axis() !=
-                                              shift_gauge.legs[shift.leg].map.axis(),
+            other.gauge == shift.gauge ||
+                act_apart(plan.gauges[other.gauge].gauge.legs[other.leg],
+                          shift_gauge.gauge.legs[shift.leg]),
             "gauges '", shift_gauge.gauge.name, "' and '", plan.gauges[other.gauge].gauge.name,
             "' shift the same axis of '", tensor.name, "'");
       }
+      if (shift_gauge.shift_legs() == 1) continue;
       const auto& first = plan.tensors[shift_gauge.legs.front().tensor];
       bool same = first.scales.size() == tensor.scales.size();
       for (size_t i = 0; same && i < tensor.scales.size(); ++i) {
@@ -112,6 +170,44 @@ void check_sharing(const Plan& plan) {
       TORCH_CHECK(same, "gauge '", shift_gauge.gauge.name, "' shifts '", first.name, "' and '",
                   tensor.name, "' together, but not the same gauges scale them");
     }
+  }
+}
+
+/// Every exchange empties its vector into biases; so does every leg that is seen through a norm with a
+/// shift, whether or not the exchange itself is bound.
+void add_drains(Plan& plan, const std::unordered_map<std::string, size_t>& index) {
+  std::vector<Drain> found;
+  const auto add = [&](Drain drain) {
+    const bool known = std::any_of(found.begin(), found.end(), [&](const Drain& other) {
+      return other.source == drain.source && other.matrix == drain.matrix;
+    });
+    if (!known) found.push_back(std::move(drain));
+  };
+  for (const auto& gauge : plan.gauges) {
+    for (size_t l = 0; l < gauge.legs.size(); ++l) {
+      const auto& leg = gauge.legs[l];
+      const auto& reading = gauge.gauge.legs[l].through;
+      if (gauge.gauge.action == Action::exchange && l > 0) {
+        const auto& source = gauge.legs.front();
+        add({source.tensor, source.map, leg.tensor, leg.map, *leg.bias});
+      } else if (!reading.shift.empty()) {
+        const auto& weight = plan.tensors[leg.tensor].tensor;
+        const int64_t size = weight.size(leg.map.axis());
+        add({index.at(reading.shift), ChannelMap({}, size, 0, size, 1, weight.device()), leg.tensor,
+             ChannelMap({}, size, leg.map.axis(), size, 2, weight.device()), *leg.bias});
+      }
+    }
+  }
+  // A vector must have received all it gets before it is emptied.
+  while (!found.empty()) {
+    const auto next = std::find_if(found.begin(), found.end(), [&](const Drain& drain) {
+      return std::none_of(found.begin(), found.end(),
+                          [&](const Drain& other) { return other.sink == drain.source; });
+    });
+    TORCH_CHECK(next != found.end(), "the vector '", plan.tensors[found.front().source].name,
+                "' is exchanged with itself, through others");
+    plan.drains.push_back(*next);
+    found.erase(next);
   }
 }
 
@@ -195,6 +291,9 @@ void add_radial_modes(Plan& plan) {
 
 /// Whether moving one gauge along its orbit changes what another one is re-balanced by.
 bool is_coupled(const Plan& plan, const std::vector<size_t>& gauges) {
+  const auto is_section = [&](size_t k) {
+    return plan.gauges[k].is_scale() || plan.gauges[k].is_linear();
+  };
   const auto touches = [&](size_t k, size_t tensor) {
     const auto& legs = plan.gauges[k].legs;
     return std::any_of(legs.begin(), legs.end(),
@@ -202,14 +301,15 @@ bool is_coupled(const Plan& plan, const std::vector<size_t>& gauges) {
   };
   for (const size_t k : gauges) {
     const auto& gauge = plan.gauges[k];
-    if (!gauge.is_scale()) continue;
-    const bool folded = gauge.coordinates == Coordinates::folded;
+    if (!is_section(k)) continue;
+    const bool folded = gauge.is_scale() && gauge.coordinates == Coordinates::folded;
     if (gauge.self_coupled) return true;
     for (const size_t other : gauges) {
       const auto& by = plan.gauges[other];
-      if (other == k || !by.is_scale()) continue;
+      if (other == k || !is_section(other)) continue;
       // Folded gauges come first in a sweep; the balanced ones after them see the final values.
-      if (!folded && by.coordinates == Coordinates::folded) continue;
+      if (!folded && by.is_scale() && by.coordinates == Coordinates::folded) continue;
+
       for (size_t l = 0; l < (folded ? 1 : gauge.legs.size()); ++l) {
         if (touches(other, gauge.legs[l].tensor)) return true;
       }
@@ -221,7 +321,15 @@ bool is_coupled(const Plan& plan, const std::vector<size_t>& gauges) {
 void add_components(Plan& plan) {
   UnionFind sets(plan.tensors.size());
   for (const auto& gauge : plan.gauges) {
-    for (const auto& leg : gauge.legs) sets.join(gauge.legs.front().tensor, leg.tensor);
+    for (const auto& leg : gauge.legs) {
+      sets.join(gauge.legs.front().tensor, leg.tensor);
+      if (leg.gain) sets.join(leg.tensor, *leg.gain);
+      if (leg.bias) sets.join(leg.tensor, *leg.bias);
+    }
+  }
+  for (const auto& drain : plan.drains) {
+    sets.join(drain.source, drain.matrix);
+    sets.join(drain.source, drain.sink);
   }
   std::map<size_t, Component> components;
   for (size_t t = 0; t < plan.tensors.size(); ++t) components[sets.find(t)].tensors.push_back(t);
@@ -238,10 +346,20 @@ void add_components(Plan& plan) {
     const auto& node = plan.nodes[plan.radial_modes[m].nodes.front()];
     component_of(node.members.front().tensor).radial_modes.push_back(m);
   }
+  for (size_t d = 0; d < plan.drains.size(); ++d) {
+    component_of(plan.drains[d].source).drains.push_back(d);
+  }
   for (auto& [root, component] : components) {
-    std::stable_partition(component.gauges.begin(), component.gauges.end(), [&](size_t k) {
-      return plan.gauges[k].coordinates == Coordinates::folded;
-    });
+    const auto rank = [&](size_t k) {
+      const auto& gauge = plan.gauges[k];
+      if (gauge.is_scale()) return gauge.coordinates == Coordinates::folded ? 0 : 1;
+      if (gauge.is_shift()) return 1;
+      const bool seen_through = std::any_of(gauge.legs.begin(), gauge.legs.end(),
+                                       [](const BoundLeg& leg) { return leg.gain.has_value(); });
+      return seen_through ? 2 : 3;
+    };
+    std::stable_sort(component.gauges.begin(), component.gauges.end(),
+                     [&](size_t a, size_t b) { return rank(a) < rank(b); });
     component.coupled = is_coupled(plan, component.gauges);
     plan.components.push_back(std::move(component));
   }
@@ -279,6 +397,11 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
                 "'; names must be unique");
     GaugePlan compiled;
     compiled.gauge = gauge;
+    // Vertical rules are scalar; a matrix or an exchanged vector is held.
+    const bool scalar = gauge.action == Action::scale || gauge.action == Action::shift;
+    const bool seen_through = std::any_of(gauge.legs.begin(), gauge.legs.end(),
+                                     [](const Leg& leg) { return !leg.through.empty(); });
+    if (!scalar || seen_through) compiled.gauge.vertical = Vertical::frozen;
     for (size_t l = 0; l < gauge.legs.size(); ++l) {
       const auto& leg = gauge.legs[l];
       auto& tensor = plan.tensors[index.at(leg.tensor)];
@@ -287,19 +410,56 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
                   gauge.name, "' give '", leg.tensor, "' different offsets: ", tensor.offset,
                   " and ", leg.offset);
       tensor.offset = leg.offset;
-      (gauge.action == Action::scale ? tensor.scales : tensor.shifts).push_back({k, l});
-      compiled.legs.push_back(
-          {index.at(leg.tensor), leg.exponent,
-           ChannelMap(leg.channel_of, gauge.channels, leg.axis, tensor.tensor.size(leg.axis),
-                      tensor.tensor.dim(), tensor.tensor.device())});
+      BoundLeg bound{index.at(leg.tensor), leg.exponent,
+                     ChannelMap(leg.channel_of, gauge.channels, leg.axis,
+                                tensor.tensor.size(leg.axis), tensor.tensor.dim(),
+                                tensor.tensor.device())};
+      if (gauge.mixes()) {
+        bound.blocks.emplace(leg.channel_of, gauge.channels, gauge.block, leg.axis,
+                             tensor.tensor.sizes(), tensor.tensor.device());
+        tensor.blocks.push_back({k, l});
+      } else if (gauge.action == Action::scale) {
+        tensor.scales.push_back({k, l});
+      } else if (gauge.action == Action::shift || l == 0) {
+        tensor.shifts.push_back({k, l});
+      }
+      const auto find = [&](const std::string& name) {
+        const auto found = index.find(name);
+        TORCH_CHECK(found != index.end(), "gauge '", gauge.name, "' acts through '", name,
+                    "', which is in no param group of the optimizer");
+        return found->second;
+      };
+      if (!leg.through.gain.empty()) {
+        const SeenThrough through{find(leg.through.gain), leg.axis};
+        TORCH_CHECK(!tensor.through || (tensor.through->gain == through.gain &&
+                                        tensor.through->axis == through.axis),
+                    "gauge '", gauge.name, "' sees '", leg.tensor, "' through '", leg.through.gain,
+                    "', another gauge through something else");
+        tensor.through = through;
+        bound.gain = through.gain;
+        auto& gain = plan.tensors[through.gain];
+        TORCH_CHECK((gain.tensor + leg.through.gain_offset).ne(0).all().item<bool>(), "gauge '",
+                    gauge.name, "' acts through the gain '", gain.name,
+                    "', which has entries that are zero");
+        const auto [gain_known, gain_first] = offset_from.emplace(gain.name, gauge.name);
+        TORCH_CHECK(gain_first || gain.offset == leg.through.gain_offset, "gauges '",
+                    gain_known->second, "' and '", gauge.name, "' give '", gain.name,
+                    "' different offsets: ", gain.offset, " and ", leg.through.gain_offset);
+        gain.offset = leg.through.gain_offset;
+        gain.read_by.push_back(k);
+      }
+      if (!leg.through.shift.empty()) plan.tensors[find(leg.through.shift)].read_by.push_back(k);
+      if (!leg.through.bias.empty()) bound.bias = find(leg.through.bias);
+      compiled.legs.push_back(std::move(bound));
     }
     for (size_t l = 0; l < compiled.legs.size(); ++l) {
       for (size_t j = 0; j < l; ++j) {
-        compiled.self_coupled |= compiled.legs[j].tensor == compiled.legs[l].tensor;
+        compiled.self_coupled |= compiled.legs[j].tensor == compiled.legs[l].tensor &&
+                                 gauge.legs[j].axis != gauge.legs[l].axis;
       }
     }
     compiled.coordinates = default_coordinates(gauge, compiled, plan.tensors);
-    if (gauge.action == Action::scale) {
+    if (gauge.action == Action::scale || gauge.action == Action::linear) {
       compiled.plus = make_side(compiled, plan.tensors, +1);
       compiled.minus = make_side(compiled, plan.tensors, -1);
       compiled.exponent_norm = std::hypot(compiled.plus.exponent, compiled.minus.exponent);
@@ -312,6 +472,7 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
     plan.gauges.push_back(std::move(compiled));
   }
   check_sharing(plan);
+  add_drains(plan, index);
   add_polar_nodes(plan);
   add_radial_modes(plan);
   add_components(plan);

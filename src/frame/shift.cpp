@@ -11,7 +11,8 @@ namespace {
 /// Sum over legs of |exponent|^power times the number of a channel's indices.
 at::Tensor weights(const GaugePlan& gauge, double power, int64_t dim) {
   auto sum = at::zeros({gauge.gauge.channels}, at::kDouble);
-  for (const auto& leg : gauge.legs) {
+  for (size_t l = 0; l < gauge.shift_legs(); ++l) {
+    const auto& leg = gauge.legs[l];
     sum += leg.map.counts().to(at::kCPU) * std::pow(std::abs(leg.exponent), power);
   }
   std::vector<int64_t> shape(dim, 1);
@@ -23,7 +24,8 @@ at::Tensor weights(const GaugePlan& gauge, double power, int64_t dim) {
 
 at::Tensor shift_part(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors) {
   at::Tensor sum;
-  for (const auto& leg : gauge.legs) {
+  for (size_t l = 0; l < gauge.shift_legs(); ++l) {
+    const auto& leg = gauge.legs[l];
     const auto part = leg.map.scatter(vectors[leg.tensor].to(at::kDouble)) * leg.exponent;
     sum = sum.defined() ? sum + part : part;
   }
@@ -36,6 +38,28 @@ at::Tensor shift_counts(const GaugePlan& gauge) {
 
 at::Tensor shift_of_leg(const BoundLeg& leg, const at::Tensor& shift) {
   return leg.map.gather(shift, 0) * leg.exponent;
+}
+
+at::Tensor along_axis(const at::Tensor& vector, int64_t axis) {
+  return axis == 0 ? vector.unsqueeze(1) : vector.unsqueeze(0);
+}
+
+at::Tensor shift_of_weights(const GaugePlan& gauge, const std::vector<at::Tensor>& weights) {
+  const auto& first = gauge.legs.front();
+  if (!first.gain) return shift_part(gauge, weights);
+  std::vector<at::Tensor> seen(weights.size());
+  seen[first.tensor] = weights[first.tensor] * along_axis(weights[*first.gain], first.map.axis());
+  return shift_part(gauge, seen);
+}
+
+void add_shift_(const GaugePlan& gauge, const at::Tensor& shift, double sign,
+                std::vector<at::Tensor>& weights) {
+  for (size_t l = 0; l < gauge.shift_legs(); ++l) {
+    const auto& leg = gauge.legs[l];
+    auto change = shift_of_leg(leg, shift);
+    if (leg.gain) change = change / along_axis(weights[*leg.gain], leg.map.axis());
+    weights[leg.tensor].add_(change, sign);
+  }
 }
 
 }  // namespace ddc

@@ -3,6 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cmath>
+#include <map>
+
+#include "ddc/gauge/block_map.h"
 #include "ddc/gauge/channel_map.h"
 
 namespace ddc {
@@ -13,8 +17,14 @@ ChannelMap map_of(const Gauge& gauge, const Leg& leg, const at::Tensor& tensor) 
                     tensor.device());
 }
 
+BlockMap block_map_of(const Gauge& gauge, const Leg& leg, const at::Tensor& tensor) {
+  return BlockMap(leg.channel_of, gauge.channels, gauge.block, leg.axis, tensor.sizes(),
+                  tensor.device());
+}
+
 std::vector<int64_t> element_shape(const Gauge& gauge, const Parameters& params) {
-  if (gauge.action == Action::scale) return {gauge.channels};
+  if (gauge.mixes()) return {gauge.blocks(), gauge.block, gauge.block};
+  if (gauge.action != Action::shift) return {gauge.channels};
   const auto& leg = gauge.legs.front();
   auto shape = params[leg.tensor].tensor.sizes().vec();
   shape[leg.axis] = gauge.channels;
@@ -28,45 +38,207 @@ void check_element(const Gauge& gauge, const GroupElement& element, const Parame
               "': a group element has shape ", at::IntArrayRef(shape), ", got ", element.sizes());
 }
 
+void check_parts(const std::vector<Gauge>& gauges, const std::vector<GroupElement>& element) {
+  TORCH_CHECK(gauges.size() == element.size(), "an element of ", gauges.size(),
+              " gauges needs as many parts, got ", element.size());
+}
+
+at::Tensor value_of(const Parameters& params, const std::string& name) {
+  return params[name].tensor.to(at::kDouble);
+}
+
+/// A vector along one axis of a matrix.
+at::Tensor along(const at::Tensor& vector, int64_t axis) {
+  return axis == 0 ? vector.unsqueeze(1) : vector.unsqueeze(0);
+}
+
+at::Tensor gain_of(const Leg& leg, const Parameters& params) {
+  return along(value_of(params, leg.through.gain) + leg.through.gain_offset, leg.axis);
+}
+
+/// An orthonormal basis of the vectors that are orthogonal to the ones (Helmert's).
+at::Tensor helmert(int64_t size) {
+  auto basis = at::zeros({size, size - 1}, at::kDouble);
+  for (int64_t k = 1; k < size; ++k) {
+    const double norm = std::sqrt(static_cast<double>(k * (k + 1)));
+    basis.select(1, k - 1).narrow(0, 0, k).fill_(1 / norm);
+    basis[k][k - 1].fill_(-static_cast<double>(k) / norm);
+  }
+  return basis;
+}
+
+/// The matrices with which a leg moves, of a group element or (`tangent`) of an element of its Lie
+/// algebra.
+at::Tensor leg_matrices(const Gauge& gauge, const Leg& leg, const at::Tensor& element,
+                        bool tangent) {
+  if (gauge.action == Action::rotation || leg.exponent > 0) return element;
+  return (tangent ? element.neg() : at::linalg_inv(element)).transpose(-1, -2);
+}
+
+/// What a leg's tensor (seen through its gain) becomes, or by how much it moves (`tangent`).
+at::Tensor moved(const Gauge& gauge, const Leg& leg, const at::Tensor& element,
+                 const at::Tensor& view, bool tangent) {
+  const auto part = element.to(view.device());
+  if (gauge.mixes()) {
+    const auto map = block_map_of(gauge, leg, view);
+    auto result = tangent ? at::zeros_like(view) : view.clone();
+    map.put_(result, leg_matrices(gauge, leg, part, tangent).matmul(map.take(view)));
+    return result;
+  }
+  const auto map = map_of(gauge, leg, view);
+  if (gauge.action == Action::scale) {
+    return tangent ? view * map.gather_vector(part * leg.exponent, 0)
+                   : view * map.gather_vector((part * leg.exponent).exp(), 1);
+  }
+  const auto shift = (map.gather(part, 0) * leg.exponent).expand(view.sizes());
+  return tangent ? shift : view + shift;
+}
+
+/// All tensors that an element moves, with their new values or their derivatives (`tangent`), in
+/// float64 and differentiable.
+std::map<std::string, at::Tensor> moved(const Gauge& gauge, const GroupElement& element,
+                                        const Parameters& params, bool tangent) {
+  std::map<std::string, at::Tensor> result;
+  const auto current = [&](const std::string& name) {
+    const auto found = result.find(name);
+    if (found != result.end()) return found->second;
+    return tangent ? at::zeros_like(value_of(params, name)) : value_of(params, name);
+  };
+  for (size_t k = 0; k < gauge.legs.size(); ++k) {
+    const auto& leg = gauge.legs[k];
+    const auto weight = value_of(params, leg.tensor);
+    if (gauge.action == Action::exchange && k > 0) {
+      const auto map = map_of(gauge, leg, weight);
+      const auto read = (weight * map.gather_vector(element.to(weight.device()), 0)).sum(leg.axis);
+      result[leg.through.bias] = current(leg.through.bias) - read;
+      continue;
+    }
+    if (leg.through.empty()) {
+      // Two legs of one gauge on one tensor act one after the other.
+      const bool again = result.count(leg.tensor) > 0;
+      const auto base = (again && !tangent ? current(leg.tensor) : weight) + leg.offset;
+      auto value = moved(gauge, leg, element, base, tangent);
+      if (!tangent) value = value - leg.offset;
+      result[leg.tensor] = again && tangent ? current(leg.tensor) + value : value;
+      continue;
+    }
+    const auto gain = gain_of(leg, params);
+    const auto value = moved(gauge, leg, element, weight * gain, tangent) / gain;
+    result[leg.tensor] = value;
+    if (leg.through.shift.empty()) continue;
+    const auto change = tangent ? value : value - weight;
+    const auto shift = along(value_of(params, leg.through.shift), leg.axis);
+    result[leg.through.bias] = current(leg.through.bias) - (change * shift).sum(leg.axis);
+  }
+  return result;
+}
+
+/// A basis of the group's Lie algebra, one element per entry.
+std::vector<at::Tensor> algebra_basis(const Gauge& gauge, const Parameters& params) {
+  std::vector<at::Tensor> result;
+  const auto shape = element_shape(gauge, params);
+  if (gauge.action != Action::rotation) {
+    const auto count = c10::multiply_integers(shape);
+    const auto all = at::eye(count, at::kDouble);
+    for (int64_t i = 0; i < count; ++i) result.push_back(all[i].view(shape));
+    return result;
+  }
+  const int64_t n = gauge.block - (gauge.fixes_ones ? 1 : 0);
+  const auto basis = gauge.fixes_ones ? helmert(gauge.block) : at::eye(n, at::kDouble);
+  for (int64_t b = 0; b < gauge.blocks(); ++b) {
+    for (int64_t i = 0; i < n; ++i) {
+      for (int64_t j = i + 1; j < n; ++j) {
+        auto element = at::zeros(shape, at::kDouble);
+        const auto outer = at::outer(basis.select(1, i), basis.select(1, j));
+        element[b].copy_(outer - outer.t());
+        result.push_back(element);
+      }
+    }
+  }
+  return result;
+}
+
+/// The gradient with respect to a leg's tensor as it is seen through its gain, at constant
+/// W shift + bias.
+at::Tensor seen_gradient(const Leg& leg, const Parameters& params, const Parameters& gradients) {
+  auto gradient = value_of(gradients, leg.tensor);
+  if (leg.through.empty()) return gradient;
+  if (!leg.through.shift.empty()) {
+    gradient = gradient - along(value_of(gradients, leg.through.bias), 1 - leg.axis) *
+                              along(value_of(params, leg.through.shift), leg.axis);
+  }
+  return gradient / gain_of(leg, params);
+}
+
 }  // namespace
 
 GroupElement identity_element(const Gauge& gauge, const Parameters& params) {
   validate(gauge, params);
-  return at::zeros(element_shape(gauge, params), at::kDouble);
+  const auto shape = element_shape(gauge, params);
+  return gauge.mixes() ? at::eye(gauge.block, at::kDouble).expand(shape).clone()
+                       : at::zeros(shape, at::kDouble);
 }
 
 GroupElement random_element(const Gauge& gauge, const Parameters& params, double size,
                             std::optional<at::Generator> generator) {
   validate(gauge, params);
-  return at::randn(element_shape(gauge, params), generator, at::kDouble) * size;
+  auto drawn = at::randn(element_shape(gauge, params), generator, at::kDouble) * size;
+  if (!gauge.mixes()) return drawn;
+  if (gauge.action == Action::linear) {
+    // By Wigner's semicircle law this bounds the logarithms of the factors by about 2 * size.
+    return at::linalg_matrix_exp(drawn / std::sqrt(static_cast<double>(gauge.block)));
+  }
+  drawn = drawn - drawn.transpose(-1, -2);
+  if (gauge.fixes_ones) {
+    const auto basis = helmert(gauge.block);
+    const auto projector = basis.matmul(basis.t());
+    drawn = projector.matmul(drawn).matmul(projector);
+  }
+  return at::linalg_matrix_exp(drawn);
+}
+
+GroupElement compose(const Gauge& gauge, const GroupElement& second, const GroupElement& first) {
+  return gauge.mixes() ? second.matmul(first) : second + first;
+}
+
+GroupElement inverse(const Gauge& gauge, const GroupElement& element) {
+  if (!gauge.mixes()) return -element;
+  return gauge.action == Action::rotation ? element.transpose(-1, -2).clone()
+                                          : at::linalg_inv(element);
 }
 
 void act_(const Gauge& gauge, const GroupElement& element, const Parameters& params) {
   check_element(gauge, element, params);
   const at::NoGradGuard no_grad;
-  for (const auto& leg : gauge.legs) {
-    auto tensor = params[leg.tensor].tensor;
-    const auto map = map_of(gauge, leg, tensor);
-    const auto part = element.to(tensor.device());
-    const auto value = tensor.to(at::kDouble);
-    tensor.copy_(gauge.action == Action::shift
-                     ? value + map.gather(part, 0) * leg.exponent
-                     : (value + leg.offset) * map.gather_vector((part * leg.exponent).exp(), 1) -
-                           leg.offset);
+  for (const auto& [name, value] : moved(gauge, element, params, /*tangent=*/false)) {
+    at::Tensor(params[name].tensor).copy_(value);
   }
 }
 
-void act_on_gradient_(const Gauge& gauge, const GroupElement& element,
+void act_on_gradient_(const Gauge& gauge, const GroupElement& element, const Parameters& params,
                       const Parameters& gradients) {
+  check_element(gauge, element, params);
   check_element(gauge, element, gradients);
-  if (gauge.action == Action::shift) return;
-  const at::NoGradGuard no_grad;
-  for (const auto& leg : gauge.legs) {
-    auto tensor = gradients[leg.tensor].tensor;
-    const auto factor = map_of(gauge, leg, tensor)
-                            .gather_vector((element.to(tensor.device()) * -leg.exponent).exp(), 1);
-    tensor.copy_(tensor.to(at::kDouble) * factor);
+  // L'(theta') = L(g^-1 theta'): the gradient moves by the transposed derivative of the inverse.
+  Parameters there;
+  {
+    const at::NoGradGuard no_grad;
+    auto copy = Parameters();
+    for (const auto& [name, tensor] : params) copy.add(name, tensor.detach().to(at::kDouble).clone());
+    act_(gauge, element, copy);
+    for (const auto& [name, tensor] : copy) there.add(name, tensor.requires_grad_());
   }
+  const at::AutoGradMode enable_grad(true);
+  at::Tensor product;
+  const auto back = moved(gauge, inverse(gauge, element), there, /*tangent=*/false);
+  for (const auto& [name, tensor] : there) {
+    const auto& value = back.count(name) > 0 ? back.at(name) : tensor;
+    const auto part = (value * gradients[name].tensor.detach().to(at::kDouble)).sum();
+    product = product.defined() ? product + part : part;
+  }
+  product.backward();
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : there) at::Tensor(gradients[name].tensor).copy_(tensor.grad());
 }
 
 std::vector<GroupElement> random_element(const std::vector<Gauge>& gauges, const Parameters& params,
@@ -80,35 +252,75 @@ std::vector<GroupElement> random_element(const std::vector<Gauge>& gauges, const
 
 void act_(const std::vector<Gauge>& gauges, const std::vector<GroupElement>& element,
           const Parameters& params) {
-  TORCH_CHECK(gauges.size() == element.size(), "an element of ", gauges.size(),
-              " gauges needs as many parts, got ", element.size());
+  check_parts(gauges, element);
   for (size_t k = 0; k < gauges.size(); ++k) act_(gauges[k], element[k], params);
 }
 
 void act_on_gradient_(const std::vector<Gauge>& gauges, const std::vector<GroupElement>& element,
-                      const Parameters& gradients) {
-  TORCH_CHECK(gauges.size() == element.size(), "an element of ", gauges.size(),
-              " gauges needs as many parts, got ", element.size());
-  for (size_t k = 0; k < gauges.size(); ++k) act_on_gradient_(gauges[k], element[k], gradients);
+                      const Parameters& params, const Parameters& gradients) {
+  check_parts(gauges, element);
+  const auto there = params.clone();
+  for (size_t k = 0; k < gauges.size(); ++k) {
+    act_on_gradient_(gauges[k], element[k], there, gradients);
+    act_(gauges[k], element[k], there);
+  }
+}
+
+at::Tensor orbit_tangents(const Gauge& gauge, const Parameters& params) {
+  validate(gauge, params);
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> rows;
+  for (const auto& element : algebra_basis(gauge, params)) {
+    const auto tangent = moved(gauge, element, params, /*tangent=*/true);
+    std::vector<at::Tensor> parts;
+    for (const auto& [name, tensor] : params) {
+      parts.push_back(tangent.count(name) > 0 ? tangent.at(name).flatten()
+                                              : at::zeros({tensor.numel()}, at::kDouble));
+    }
+    rows.push_back(at::cat(parts));
+  }
+  return at::stack(rows);
 }
 
 Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parameters& gradients) {
   validate(gauge, params);
   validate(gauge, gradients);
   const at::NoGradGuard no_grad;
-  Charge charge{identity_element(gauge, params), identity_element(gauge, params)};
-  for (const auto& leg : gauge.legs) {
-    const auto tensor = params[leg.tensor].tensor;
-    const auto map = map_of(gauge, leg, tensor);
-    auto along = gradients[leg.tensor].tensor.to(at::kDouble) * leg.exponent;
-    if (gauge.action == Action::scale) along *= tensor.to(at::kDouble) + leg.offset;
-    const auto collect = [&](const at::Tensor& values) {
-      const auto sums =
-          gauge.action == Action::scale ? map.scatter_all(values) : map.scatter(values);
-      return sums.to(charge.value.device());
-    };
-    charge.value += collect(along);
-    charge.scale += collect(along.abs());
+  const auto shape = element_shape(gauge, params);
+  Charge charge{at::zeros(shape, at::kDouble), at::zeros(shape, at::kDouble)};
+  const auto add = [&](const at::Tensor& value, const at::Tensor& scale) {
+    charge.value += value.to(charge.value.device());
+    charge.scale += scale.to(charge.scale.device());
+  };
+  for (size_t k = 0; k < gauge.legs.size(); ++k) {
+    const auto& leg = gauge.legs[k];
+    auto weight = value_of(params, leg.tensor) + leg.offset;
+    if (gauge.action == Action::exchange && k > 0) {
+      const auto terms = -weight * along(value_of(gradients, leg.through.bias), 1 - leg.axis);
+      const auto map = map_of(gauge, leg, weight);
+      add(map.scatter_all(terms), map.scatter_all(terms.abs()));
+      continue;
+    }
+    const auto gradient = seen_gradient(leg, params, gradients);
+    if (!leg.through.empty()) weight = weight * gain_of(leg, params);
+    if (gauge.mixes()) {
+      const auto map = block_map_of(gauge, leg, weight);
+      const auto x = map.take(weight);
+      const auto g = map.take(gradient);
+      auto product = g.matmul(x.transpose(-1, -2));
+      if (leg.exponent < 0) product = -product.transpose(-1, -2);
+      if (gauge.action == Action::rotation) product = product - product.transpose(-1, -2);
+      add(product, g.norm(2, {1, 2}, true) * x.norm(2, {1, 2}, true));
+      continue;
+    }
+    const auto map = map_of(gauge, leg, weight);
+    if (gauge.action == Action::scale) {
+      const auto terms = gradient * weight * leg.exponent;
+      add(map.scatter_all(terms), map.scatter_all(terms.abs()));
+    } else {
+      const auto terms = gradient * leg.exponent;
+      add(map.scatter(terms), map.scatter(terms.abs()));
+    }
   }
   return charge;
 }

@@ -16,14 +16,72 @@ std::vector<int64_t> free_shape(const Leg& leg, const at::Tensor& tensor) {
   return shape;
 }
 
+std::string leg_text(const Gauge& gauge, size_t k) {
+  std::ostringstream text;
+  text << "gauge '" << gauge.name << "', leg " << k << " ('" << gauge.legs[k].tensor << "'): ";
+  return text.str();
+}
+
+/// How many indices of the axis each channel has.
+std::vector<int64_t> channel_counts(const Gauge& gauge, size_t k, int64_t size) {
+  const Leg& leg = gauge.legs[k];
+  const auto given = static_cast<int64_t>(leg.channel_of.size());
+  if (leg.channel_of.empty()) {
+    TORCH_CHECK(size == gauge.channels, leg_text(gauge, k), "axis ", leg.axis, " has ", size,
+                " indices, the gauge has ", gauge.channels,
+                " channels, and no channel map is given");
+    return std::vector<int64_t>(gauge.channels, 1);
+  }
+  TORCH_CHECK(given == size, leg_text(gauge, k), "the channel map has ", given, " entries for ",
+              size, " indices along axis ", leg.axis);
+  std::vector<int64_t> counts(gauge.channels, 0);
+  for (int64_t i = 0; i < size; ++i) {
+    const int64_t c = leg.channel_of[i];
+    TORCH_CHECK(c >= -1 && c < gauge.channels, leg_text(gauge, k), "index ", i,
+                " is mapped to channel ", c, ", which is not in [-1, ", gauge.channels, ")");
+    if (c >= 0) ++counts[c];
+  }
+  return counts;
+}
+
+/// The vectors a reading names must be there and fit the axes of the weight.
+void validate_reading(const Gauge& gauge, size_t k, const Parameters& params) {
+  const Leg& leg = gauge.legs[k];
+  const auto& reading = leg.through;
+  const bool exchange = gauge.action == Action::exchange;
+  if (reading.empty()) {
+    TORCH_CHECK(!exchange || k == 0, leg_text(gauge, k), "names no bias (through.bias) to give to");
+    return;
+  }
+  const auto& weight = params[leg.tensor].tensor;
+  TORCH_CHECK(gauge.action == Action::shift || gauge.action == Action::rotation || exchange,
+              leg_text(gauge, k), "a ", to_string(gauge.action), " gauge takes no reading");
+  TORCH_CHECK(exchange ? k > 0 && reading.gain.empty() && reading.shift.empty()
+                       : !reading.gain.empty(),
+              leg_text(gauge, k),
+              exchange ? "the legs of an exchange name a bias only" : "the reading has no gain");
+  TORCH_CHECK(reading.shift.empty() || !reading.bias.empty(), leg_text(gauge, k),
+              "reads the shift '", reading.shift,
+              "', and has no bias that could make up for a change of it");
+  TORCH_CHECK(weight.dim() == 2, leg_text(gauge, k), "must be a matrix to have a reading, has shape ",
+              weight.sizes());
+  const auto check_vector = [&](const std::string& name, int64_t size, const char* role) {
+    if (name.empty()) return;
+    TORCH_CHECK(params.contains(name), leg_text(gauge, k), "no parameter is called '", name, "' (",
+                role, ")");
+    const auto& vector = params[name].tensor;
+    TORCH_CHECK(vector.dim() == 1 && vector.size(0) == size, leg_text(gauge, k), "the ", role, " '",
+                name, "' must be a vector of length ", size, ", has shape ", vector.sizes());
+  };
+  check_vector(reading.gain, weight.size(leg.axis), "gain");
+  check_vector(reading.shift, weight.size(leg.axis), "shift");
+  check_vector(reading.bias, weight.size(1 - leg.axis), "bias");
+}
+
 void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,
                   std::vector<bool>& in_use) {
   const Leg& leg = gauge.legs[k];
-  const auto where = [&] {
-    std::ostringstream text;
-    text << "gauge '" << gauge.name << "', leg " << k << " ('" << leg.tensor << "'): ";
-    return text.str();
-  };
+  const auto where = [&] { return leg_text(gauge, k); };
   TORCH_CHECK(params.contains(leg.tensor), where(), "no parameter has that name");
   const auto& tensor = params[leg.tensor].tensor;
   TORCH_CHECK(at::isFloatingType(tensor.scalar_type()), where(),
@@ -32,26 +90,53 @@ void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,
               " is not one of a tensor of shape ", tensor.sizes());
   TORCH_CHECK(std::isfinite(leg.exponent) && leg.exponent != 0, where(),
               "exponent must be finite and not zero, got ", leg.exponent);
+  TORCH_CHECK(!gauge.mixes() || leg.exponent == 1 ||
+                  (leg.exponent == -1 && gauge.action == Action::linear),
+              where(), "exponent must be 1", gauge.action == Action::linear ? " or -1" : "",
+              " in a ", to_string(gauge.action), " gauge, got ", leg.exponent);
   TORCH_CHECK(std::isfinite(leg.offset), where(), "offset must be finite, got ", leg.offset);
-  TORCH_CHECK(gauge.action == Action::scale || leg.offset == 0, where(),
-              "a shift takes no offset, got ", leg.offset);
-  const int64_t size = tensor.size(leg.axis);
-  const auto given = static_cast<int64_t>(leg.channel_of.size());
-  if (leg.channel_of.empty()) {
-    TORCH_CHECK(size == gauge.channels, where(), "axis ", leg.axis, " has ", size,
-                " indices, the gauge has ", gauge.channels,
-                " channels, and no channel map is given");
-    in_use.assign(in_use.size(), true);
-    return;
+  TORCH_CHECK(gauge.action == Action::scale || leg.offset == 0, where(), "a ",
+              to_string(gauge.action), " takes no offset, got ", leg.offset);
+  const auto counts = channel_counts(gauge, k, tensor.size(leg.axis));
+  for (int64_t c = 0; c < gauge.channels; ++c) {
+    in_use[c] = in_use[c] || counts[c] > 0;
+    TORCH_CHECK(!gauge.mixes() || (counts[c] > 0 && counts[c] == counts[0]), where(), "channel ", c,
+                " has ", counts[c], " indices and channel 0 has ", counts[0],
+                "; a gauge that mixes channels needs as many of each, and at least one");
   }
-  TORCH_CHECK(given == size, where(), "the channel map has ", given, " entries for ", size,
-              " indices along axis ", leg.axis);
-  for (int64_t i = 0; i < size; ++i) {
-    const int64_t c = leg.channel_of[i];
-    TORCH_CHECK(c >= -1 && c < gauge.channels, where(), "index ", i, " is mapped to channel ", c,
-                ", which is not in [-1, ", gauge.channels, ")");
-    if (c >= 0) in_use[c] = true;
+  TORCH_CHECK(gauge.action != Action::exchange || tensor.dim() == (k == 0 ? 1 : 2), where(),
+              "an exchange has a vector as its first leg and matrices as the others; this has shape ",
+              tensor.sizes());
+  validate_reading(gauge, k, params);
+}
+
+/// Whether two legs on one axis of one tensor act on different indices.
+bool disjoint(const Leg& a, const Leg& b) {
+  if (a.channel_of.empty() || b.channel_of.empty()) return false;
+  for (size_t i = 0; i < std::min(a.channel_of.size(), b.channel_of.size()); ++i) {
+    if (a.channel_of[i] >= 0 && b.channel_of[i] >= 0) return false;
   }
+  return true;
+}
+
+void validate_block(const Gauge& gauge) {
+  TORCH_CHECK(gauge.block > 0 && gauge.channels % gauge.block == 0, "gauge '", gauge.name,
+              "': block must be > 0 and divide the ", gauge.channels, " channels, got ",
+              gauge.block);
+  TORCH_CHECK(gauge.mixes() || gauge.block == 1, "gauge '", gauge.name, "': block must be 1 for a ",
+              to_string(gauge.action), " gauge, got ", gauge.block);
+  TORCH_CHECK(gauge.action != Action::rotation || gauge.block > 1, "gauge '", gauge.name,
+              "': block must be > 1 for a rotation, got ", gauge.block);
+  TORCH_CHECK(!gauge.fixes_ones || gauge.action == Action::rotation, "gauge '", gauge.name,
+              "': fixes_ones is for rotations");
+  TORCH_CHECK(gauge.tau >= 0 && gauge.tau < 1, "gauge '", gauge.name,
+              "': tau must be in [0, 1), got ", gauge.tau);
+  TORCH_CHECK(gauge.frame_drift > 0, "gauge '", gauge.name, "': frame_drift must be > 0, got ",
+              gauge.frame_drift);
+  TORCH_CHECK(gauge.frame_interval > 0, "gauge '", gauge.name,
+              "': frame_interval must be > 0, got ", gauge.frame_interval);
+  TORCH_CHECK(gauge.rebalance_above >= 0 && gauge.rebalance_above < 1, "gauge '", gauge.name,
+              "': rebalance_above must be in [0, 1), got ", gauge.rebalance_above);
 }
 
 }  // namespace
@@ -63,6 +148,7 @@ void validate(const Gauge& gauge, const Parameters& params) {
   TORCH_CHECK(!gauge.legs.empty(), "gauge '", gauge.name, "' has no legs");
   TORCH_CHECK(gauge.max_log_step > 0 && std::isfinite(gauge.max_log_step), "gauge '", gauge.name,
               "': max_log_step must be finite and > 0, got ", gauge.max_log_step);
+  validate_block(gauge);
   std::vector<bool> in_use(gauge.channels, false);
   for (size_t k = 0; k < gauge.legs.size(); ++k) validate_leg(gauge, k, params, in_use);
   for (int64_t c = 0; c < gauge.channels; ++c) {
@@ -71,9 +157,10 @@ void validate(const Gauge& gauge, const Parameters& params) {
   for (size_t k = 0; k < gauge.legs.size(); ++k) {
     for (size_t j = 0; j < k; ++j) {
       TORCH_CHECK(
-          gauge.legs[j].tensor != gauge.legs[k].tensor || gauge.legs[j].axis != gauge.legs[k].axis,
+          gauge.legs[j].tensor != gauge.legs[k].tensor || gauge.legs[j].axis != gauge.legs[k].axis ||
+              disjoint(gauge.legs[j], gauge.legs[k]),
           "gauge '", gauge.name, "': legs ", j, " and ", k, " both act on axis ",
-          gauge.legs[k].axis, " of '", gauge.legs[k].tensor, "'");
+          gauge.legs[k].axis, " of '", gauge.legs[k].tensor, "', on the same indices");
     }
     if (gauge.action == Action::shift) {
       const auto& first = gauge.legs.front();
@@ -87,19 +174,52 @@ void validate(const Gauge& gauge, const Parameters& params) {
 }
 
 int64_t dimension(const Gauge& gauge, const Parameters& params) {
-  if (gauge.action == Action::scale) return gauge.channels;
+  switch (gauge.action) {
+    case Action::scale:
+    case Action::exchange:
+      return gauge.channels;
+    case Action::rotation: {
+      const int64_t n = gauge.block - (gauge.fixes_ones ? 1 : 0);
+      return gauge.blocks() * n * (n - 1) / 2;
+    }
+    case Action::linear:
+      return gauge.blocks() * gauge.block * gauge.block;
+    case Action::shift:
+      break;
+  }
   const auto& leg = gauge.legs.front();
   const auto& tensor = params[leg.tensor].tensor;
   return gauge.channels * (tensor.numel() / std::max<int64_t>(tensor.size(leg.axis), 1));
 }
 
 std::string group_name(const Gauge& gauge, const Parameters& params) {
-  const std::string base = gauge.action == Action::scale ? "(R+)" : "R";
-  const int64_t d = dimension(gauge, params);
-  return d == 1 ? (gauge.action == Action::scale ? "R+" : "R") : base + "^" + std::to_string(d);
+  const bool scale = gauge.action == Action::scale;
+  std::string base = scale ? "R+" : "R";
+  int64_t power = gauge.mixes() ? gauge.blocks() : dimension(gauge, params);
+  if (gauge.mixes()) {
+    const int64_t n = gauge.block - (gauge.fixes_ones ? 1 : 0);
+    base = gauge.action == Action::linear ? "GL(" : gauge.block == 2 ? "SO(" : "O(";
+    base.append(std::to_string(n)).append(")");
+  }
+  if (power == 1) return base;
+  return (scale ? "(R+)" : base) + "^" + std::to_string(power);
 }
 
-const char* to_string(Action action) { return action == Action::scale ? "scale" : "shift"; }
+const char* to_string(Action action) {
+  switch (action) {
+    case Action::scale:
+      return "scale";
+    case Action::shift:
+      return "shift";
+    case Action::rotation:
+      return "rotation";
+    case Action::linear:
+      return "linear";
+    case Action::exchange:
+      return "exchange";
+  }
+  return "?";
+}
 
 const char* to_string(Coordinates coordinates) {
   switch (coordinates) {
@@ -129,6 +249,24 @@ const char* to_string(Vertical vertical) {
 
 const char* to_string(Radial radial) { return radial == Radial::linear ? "linear" : "log"; }
 
+const char* to_string(SecondMoment second_moment) {
+  switch (second_moment) {
+    case SecondMoment::transported:
+      return "transported";
+    case SecondMoment::body_frame:
+      return "body_frame";
+    case SecondMoment::body_frame_topk:
+      return "body_frame_topk";
+    case SecondMoment::per_head_scalar:
+      return "per_head_scalar";
+    case SecondMoment::per_head_matrix:
+      return "per_head_matrix";
+    case SecondMoment::none:
+      return "none";
+  }
+  return "?";
+}
+
 std::vector<Gauge> with(std::vector<Gauge> gauges, Coordinates coordinates) {
   for (auto& gauge : gauges) gauge.coordinates = coordinates;
   return gauges;
@@ -136,6 +274,11 @@ std::vector<Gauge> with(std::vector<Gauge> gauges, Coordinates coordinates) {
 
 std::vector<Gauge> with(std::vector<Gauge> gauges, Vertical vertical) {
   for (auto& gauge : gauges) gauge.vertical = vertical;
+  return gauges;
+}
+
+std::vector<Gauge> with(std::vector<Gauge> gauges, SecondMoment second_moment) {
+  for (auto& gauge : gauges) gauge.second_moment = second_moment;
   return gauges;
 }
 

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "ddc/gauge/norm_shift.h"
 #include "ddc/gauge/rescale.h"
 
 // What the ready-made gauges share. Not installed.
@@ -38,6 +39,17 @@ inline void add_leg(Gauge& gauge, const NamedTensor& tensor, int64_t axis, doubl
 inline void add_leg(Gauge& gauge, const std::optional<NamedTensor>& tensor, int64_t axis,
                     double exponent, std::vector<int64_t> channel_of = {}) {
   if (tensor) add_leg(gauge, *tensor, axis, exponent, std::move(channel_of));
+}
+
+inline Reading reading(const NormReaders& norm, const NormReaders::Reader& reader) {
+  Reading result;
+  result.gain = norm.gain.name;
+  result.gain_offset = norm.gain_is_offset ? 1 : 0;
+  if (norm.shift) {
+    result.shift = norm.shift->name;
+    result.bias = reader.bias ? reader.bias->name : std::string();
+  }
+  return result;
 }
 
 }  // namespace ddc::makers

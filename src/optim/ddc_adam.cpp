@@ -67,7 +67,11 @@ std::unique_ptr<torch::optim::OptimizerParamState> DDCAdamParamState::clone() co
 }
 
 std::vector<std::pair<std::string, at::Tensor*>> DDCAdamParamState::tensors() {
-  return {{"exp_avg", &moments.exp_avg}, {"exp_avg_sq", &moments.exp_avg_sq}};
+  return moments.tensors();
+}
+
+void DDCAdamParamState::turn(const BlockMap& map, const at::Tensor& basis) {
+  moments.turn(map, basis);
 }
 
 DDCAdam::DDCAdam(const Parameters& params, std::vector<Gauge> gauges, DDCAdamOptions defaults)
@@ -83,10 +87,10 @@ std::unique_ptr<LiftedParamState> DDCAdam::make_state() const {
   return std::make_unique<DDCAdamParamState>();
 }
 
-at::Tensor DDCAdam::rule(const at::Tensor& gradient, LiftedParamState& state,
-                         const LiftedOptions& options) const {
+at::Tensor DDCAdam::rule(const at::Tensor& gradient, const TensorView& view,
+                         LiftedParamState& state, const LiftedOptions& options) const {
   const auto settings = options.step_settings();
-  return rules::adam(gradient, state.step, static_cast<DDCAdamParamState&>(state).moments,
+  return rules::adam(gradient, state.step, view, static_cast<DDCAdamParamState&>(state).moments,
                      {settings.lr, settings.beta1, settings.beta2, settings.eps});
 }
 

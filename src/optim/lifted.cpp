@@ -94,6 +94,35 @@ LiftedParamState& LiftedOptimizer::state_of(const at::Tensor& tensor) {
   return static_cast<LiftedParamState&>(*slot);
 }
 
+void LiftedParamState::turn(const BlockMap& /*map*/, const at::Tensor& /*basis*/) {
+  TORCH_INTERNAL_ASSERT(false, "this state does not know how to turn");
+}
+
+TensorView LiftedOptimizer::view_of(size_t t) const {
+  const auto& plan = frame_.plan();
+  TensorView view{plan.tensors[t].name, {}};
+  for (const auto& use : plan.tensors[t].blocks) {
+    const auto& gauge = plan.gauges[use.gauge];
+    HeadView head{*gauge.legs[use.leg].blocks, gauge.gauge, {}};
+    if (gauge.gauge.second_moment == SecondMoment::body_frame_topk) {
+      const auto& values = frame_.gauge_states()[use.gauge].eigenvalues;
+      head.live = values >= values.amax(-1, /*keepdim=*/true) * gauge.gauge.tau;
+    }
+    view.heads.push_back(std::move(head));
+  }
+  return view;
+}
+
+std::unique_ptr<LiftedParamState> LiftedOptimizer::blank_state(size_t t) const {
+  const auto& tensor = frame_.plan().tensors[t];
+  auto state = make_state();
+  state->step = 1;
+  rule(at::zeros_like(tensor.tensor.detach(), tensor.tensor.options().dtype(tensor.compute_type())),
+       view_of(t), *state,
+       options_of(tensor.param_group));
+  return state;
+}
+
 std::vector<StepSettings> LiftedOptimizer::check_settings() const {
   size_t parameters = 0;
   std::vector<StepSettings> settings;
@@ -139,15 +168,22 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
     frame_.project_(chart, chart.g);
     std::vector<at::Tensor> steps(tensors.size());
     for (const size_t t : component.tensors) {
-      if (!has_gradient[t]) continue;
+      if (!has_gradient[t] || chart.passive[t]) continue;
       auto& state = state_of(tensors[t].tensor);
       ++state.step;
-      steps[t] = rule(chart.g[t], state, options_of(tensors[t].param_group));
+      steps[t] = rule(chart.g[t], view_of(t), state, options_of(tensors[t].param_group));
     }
     frame_.project_(chart, steps);
     frame_.advance_(chart, steps, settings);
     frame_.rebalance_(chart, settings);
     frame_.lift_(chart);
+    for (const auto& [gauge, basis] : frame_.follow_(chart, follows_frames())) {
+      for (const auto& leg : frame_.plan().gauges[gauge].legs) {
+        const auto found = state_.find(tensors[leg.tensor].tensor.unsafeGetTensorImpl());
+        if (found == state_.end()) continue;
+        static_cast<LiftedParamState&>(*found->second).turn(*leg.blocks, basis);
+      }
+    }
   }
   return loss;
 }
@@ -158,7 +194,7 @@ Report LiftedOptimizer::report() const {
   Report report;
   report.tensors = static_cast<int64_t>(plan.tensors.size());
   for (const auto& tensor : plan.tensors) {
-    report.gauged_tensors += !tensor.scales.empty() || !tensor.shifts.empty();
+    report.gauged_tensors += tensor.has_gauge();
   }
   for (size_t k = 0; k < plan.gauges.size(); ++k) {
     const auto& gauge = plan.gauges[k].gauge;
@@ -166,8 +202,10 @@ Report LiftedOptimizer::report() const {
     line.name = gauge.name;
     line.kind = gauge.kind;
     line.group = group_name(gauge, table);
-    line.coordinates =
-        plan.gauges[k].is_scale() ? to_string(plan.gauges[k].coordinates) : "centred";
+    line.coordinates = plan.gauges[k].is_scale()   ? to_string(plan.gauges[k].coordinates)
+                       : plan.gauges[k].is_shift() ? "centred"
+                                                   : to_string(gauge.second_moment);
+    line.frames_recomputed = frame_.gauge_states()[k].recomputed;
     for (const auto& leg : gauge.legs) line.tensors.push_back(leg.tensor);
     line.channels = gauge.channels;
     line.dimension = dimension(gauge, table);

@@ -29,7 +29,9 @@ std::vector<Field> fields(GaugeState& state) {
           {"target", &state.target},
           {"held", &state.held},
           {"bound", &state.bound},
-          {"known", &state.known}};
+          {"known", &state.known},
+          {"frame", &state.frame},
+          {"eigenvalues", &state.eigenvalues}};
 }
 
 std::vector<Field> fields(ScalarMoments& moments) {
@@ -44,8 +46,13 @@ json describe(const Gauge& gauge, const GaugePlan& plan) {
                     {"exponent", leg.exponent},
                     {"offset", leg.offset},
                     {"channel_of", leg.channel_of}});
+    if (leg.through.empty()) continue;
+    legs.back()["through"] = {{"gain", leg.through.gain},
+                              {"gain_offset", leg.through.gain_offset},
+                              {"shift", leg.through.shift},
+                              {"bias", leg.through.bias}};
   }
-  return {{"name", gauge.name},
+  json result = {{"name", gauge.name},
           {"action", to_string(gauge.action)},
           {"coordinates", to_string(plan.coordinates)},
           {"hold", to_string(gauge.hold)},
@@ -53,6 +60,13 @@ json describe(const Gauge& gauge, const GaugePlan& plan) {
           {"radial", to_string(gauge.radial)},
           {"channels", gauge.channels},
           {"legs", legs}};
+  if (gauge.mixes()) {
+    result["block"] = gauge.block;
+    result["fixes_ones"] = gauge.fixes_ones;
+    result["second_moment"] = to_string(gauge.second_moment);
+    result["tau"] = gauge.tau;
+  }
+  return result;
 }
 
 /// Collects what a load will do, so that nothing is done before everything has been checked.
@@ -167,6 +181,10 @@ OptimizerState LiftedOptimizer::state_dict() const {
       put(key + "vertical." + field.name, *field.tensor);
     }
     put(key + "vertical.step", number(state.vertical.step));
+    if (gauges_[k].mixes()) {
+      put(key + "age", number(state.age));
+      put(key + "recomputed", number(state.recomputed));
+    }
   }
   for (size_t m = 0; m < frame_.radial_states().size(); ++m) {
     auto moments = frame_.radial_states()[m];
@@ -219,9 +237,10 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
   }
 
   std::map<void*, std::shared_ptr<LiftedParamState>> loaded;
-  for (const auto& tensor : frame_.plan().tensors) {
+  for (size_t t = 0; t < frame_.plan().tensors.size(); ++t) {
+    const auto& tensor = frame_.plan().tensors[t];
     const auto key = param_key(tensor);
-    auto fresh = std::shared_ptr<LiftedParamState>(make_state());
+    auto fresh = std::shared_ptr<LiftedParamState>(blank_state(t));
     const auto slots = fresh->tensors();
     const bool has_moments = std::any_of(slots.begin(), slots.end(), [&](const auto& slot) {
       return state.tensors.count(key + slot.first) > 0;
@@ -229,28 +248,26 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
     if (!has_moments && state.tensors.count(key + "step") == 0) continue;  // never stepped
     loader.count(key + "step", &fresh->step);
     for (const auto& [field, slot] : slots) {
-      const auto* value = loader.find(key + field);
-      TORCH_CHECK(value != nullptr, "optimizer state has no tensor '", key, field, "'");
-      TORCH_CHECK(value->sizes() == tensor.tensor.sizes(), "optimizer state '", key, field,
-                  "' has shape ", value->sizes(), ", the parameter ", tensor.tensor.sizes());
-      TORCH_CHECK(value->scalar_type() == tensor.compute_type(), "optimizer state '", key, field,
-                  "' is of type ", value->scalar_type(), ", expected ", tensor.compute_type());
-      loader.then([slot = slot, value, device = tensor.tensor.device()] {
-        *slot = value->to(device).clone();
-      });
+      if (!slot->defined()) continue;  // the rule does not use it on this tensor
+      loader.replace(key + field, slot, slot->sizes(), slot->scalar_type(), tensor.tensor.device());
     }
     loaded[tensor.tensor.unsafeGetTensorImpl()] = std::move(fresh);
   }
   for (size_t k = 0; k < gauges_.size(); ++k) {
     auto& target = frame_.gauge_states()[k];
     const auto key = gauge_key(frame_.plan().gauges[k]);
-    const auto shape = target.held.sizes().vec();
+    const auto shape = target.held.defined() ? target.held.sizes().vec() : std::vector<int64_t>{};
+    const auto device = target.held.defined() ? target.held.device() : at::Device(at::kCPU);
     for (const auto& field : fields(target)) {
       if (!field.tensor->defined()) continue;  // a shift has no unit
       loader.replace(key + field.name, field.tensor, field.tensor->sizes(),
-                     field.tensor->scalar_type(), target.held.device());
+                     field.tensor->scalar_type(), device);
     }
-    loader.replace(key + "vertical.", &target.vertical, shape, target.held.device());
+    loader.replace(key + "vertical.", &target.vertical, shape, device);
+    if (gauges_[k].mixes()) {
+      loader.count(key + "age", &target.age);
+      loader.count(key + "recomputed", &target.recomputed);
+    }
   }
   for (size_t m = 0; m < frame_.radial_states().size(); ++m) {
     const auto& mode = frame_.plan().radial_modes[m];

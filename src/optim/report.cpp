@@ -27,9 +27,11 @@ double Report::largest_imbalance() const {
 std::ostream& operator<<(std::ostream& out, const Report& report) {
   size_t name_width = 5;
   size_t kind_width = 4;
+  size_t coordinates_width = 6;
   for (const auto& gauge : report.gauges) {
     name_width = std::max(name_width, gauge.name.size());
     kind_width = std::max(kind_width, gauge.kind.size());
+    coordinates_width = std::max(coordinates_width, gauge.coordinates.size());
   }
   const auto flags = out.flags();
   const auto precision = out.precision();
@@ -41,16 +43,17 @@ std::ostream& operator<<(std::ostream& out, const Report& report) {
     text(name, name_width);
     text(kind, kind_width);
     text(group, 10);
-    text(coordinates, 8);
+    text(coordinates, coordinates_width);
     out << std::right;
   };
   line("gauge", "kind", "group", "coords");
   out << std::setw(9) << "channels" << std::setw(12) << "degenerate" << std::setw(11) << "corrected"
-      << '\n';
+      << std::setw(8) << "frames" << '\n';
   for (const auto& gauge : report.gauges) {
     line(gauge.name, gauge.kind, gauge.group, gauge.coordinates);
     out << std::setw(9) << gauge.channels << std::setw(12) << gauge.degenerate_channels
-        << std::setw(11) << std::setprecision(2) << std::scientific << gauge.imbalance << '\n';
+        << std::setw(11) << std::setprecision(2) << std::scientific << gauge.imbalance
+        << std::setw(8) << gauge.frames_recomputed << '\n';
   }
   out << report.gauges.size() << " gauges of dimension " << report.dimension() << " on "
       << report.gauged_tensors << " of " << report.tensors << " tensors\n";

@@ -119,17 +119,20 @@ class Session {
     const auto draw = [&](double size) {
       return random_element(gauge_, params_, size, generator_);
     };
+    // A rotation cannot be large; a matrix that is nearly singular loses as many digits.
     const double huge = gauge_.action == Action::scale ? 8 : 100;
+    const auto far = gauge_.mixes() ? draw(gauge_.action == Action::linear ? 1.5 : 3)
+                                    : draw(1).sign() * huge;
     return {{"identity", identity_element(gauge_, params_)},
             {"near", draw(1e-6)},
             {"random", draw(0.5)},
-            {"huge", draw(1).sign() * huge}};
+            {"huge", far}};
   }
 
   /// The weights given, and for scale gauges with two sides the edges of the action.
   std::vector<Point> points() {
     std::vector<Point> result{{"given weights", params_.clone()}};
-    if (gauge_.action == Action::shift) return result;
+    if (gauge_.action != Action::scale) return result;
     for (const int sign : {+1, -1}) {
       const bool has_side = std::any_of(gauge_.legs.begin(), gauge_.legs.end(),
                                         [&](const Leg& leg) { return leg.exponent * sign > 0; });
@@ -171,16 +174,15 @@ class Session {
     const auto h = random_element(gauge_, theta, 0.3, generator_);
     auto there_and_back = theta.clone();
     act_(gauge_, g, there_and_back);
-    act_(gauge_, -g, there_and_back);
+    act_(gauge_, inverse(gauge_, g), there_and_back);
     // Adding a large shift and taking it away rounds at the size of the shift.
-    const double loss_of_digits =
-        gauge_.action == Action::shift ? 1 + g.abs().max().item<double>() : 1;
+    const double loss_of_digits = is_additive() ? 1 + g.abs().max().item<double>() : 1;
     add(compare(theta, there_and_back), "group law: inverse", gauge_tolerance_ * loss_of_digits);
     auto one_by_one = theta.clone();
     act_(gauge_, h, one_by_one);
     act_(gauge_, g, one_by_one);
     auto at_once = theta.clone();
-    act_(gauge_, g + h, at_once);
+    act_(gauge_, compose(gauge_, g, h), at_once);
     add(compare(at_once, one_by_one), "group law: product", gauge_tolerance_ * loss_of_digits);
   }
 
@@ -205,13 +207,42 @@ class Session {
     noether.actual = charge.value.flatten()[worst].item<double>();
     // A tensor to which the loss is blind has nothing but rounding for a gradient; the gradients of
     // the others tell how large that is.
-    const double scale = gauge_.action == Action::shift ? largest_entry(expected)
-                                                        : charge.scale.max().item<double>();
+    const double scale =
+        is_additive() ? largest_entry(expected) : charge.scale.max().item<double>();
     noether.difference = std::abs(noether.actual) / std::max(scale, 1e-300);
     add(noether, "covariance: Noether charge", gauge_tolerance_);
-    act_on_gradient_(gauge_, g, expected);
+    act_on_gradient_(gauge_, g, theta, expected);
     add(compare(expected, gradients(moved(theta, g), loss_, 0), 1e-4 * largest_entry(expected)),
         "covariance", gauge_tolerance_ * 10);
+  }
+
+  bool is_additive() const {
+    return gauge_.action == Action::shift || gauge_.action == Action::exchange;
+  }
+
+  /// A rotation has no coordinate to hold: one more step must have no part along the orbit. In the
+  /// metric of the coordinates, that is; they are the weights' own where nothing but rotations is
+  /// bound.
+  void check_orbit_part(const Parameters& theta, LiftedOptimizer& optimizer) {
+    if (!options_.others.empty()) return;
+    const auto before = theta.clone();
+    gradients(theta, loss_, options_.steps);
+    optimizer.step();
+    const auto tangents = orbit_tangents(gauge_, before);
+    std::vector<at::Tensor> parts;
+    for (const auto& [name, tensor] : theta) {
+      parts.push_back((tensor.detach() - before[name].tensor.detach()).to(at::kDouble).flatten());
+    }
+    const auto step = at::cat(parts);
+    const auto along = tangents.mv(step);
+    const auto worst = along.abs().argmax().item<int64_t>();
+    Check held;
+    held.where = "generator " + std::to_string(worst);
+    held.actual = along[worst].item<double>();
+    held.difference = std::abs(held.actual) /
+                      std::max(tangents[worst].norm().item<double>() * step.norm().item<double>(),
+                               1e-300);
+    add(held, "horizontality", step_tolerance_);
   }
 
   void check_steps(const Parameters& start, const GroupElement& g) {
@@ -230,6 +261,10 @@ class Session {
     }
     add(compare(moved(theta, g), image), "equivariance", step_tolerance_);
 
+    if (gauge_.action == Action::rotation) {
+      check_orbit_part(image, *image_optimizer);
+      return;
+    }
     const auto r = image_optimizer->gauge_coordinate(gauge_.name).flatten();
     const auto start_r = r0.flatten();
     // A channel that was degenerate at the start has no coordinate to hold.

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "ddc/gauge/attention_scale.h"
+#include "ddc/gauge/attention.h"
 #include "ddc/gauge/channel_map.h"
 #include "ddc/gauge/norm_scale.h"
 #include "ddc/gauge/rescale.h"

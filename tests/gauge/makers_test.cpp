@@ -6,7 +6,7 @@
 
 #include <ostream>
 
-#include "ddc/gauge/attention_scale.h"
+#include "ddc/gauge/attention.h"
 #include "ddc/gauge/channel_map.h"
 #include "ddc/gauge/gauge.h"
 #include "ddc/gauge/norm_scale.h"

@@ -88,7 +88,7 @@ TEST_P(FedGradients, KeepCopiesRelatedInFloat) {
   for (int step = 0; step < 50; ++step) {
     const auto gradients = draw(false);
     const auto image = gradients.clone();
-    act_on_gradient_(gauges, element, image);
+    act_on_gradient_(gauges, element, first, image);
     for (const auto& [name, tensor] : first) {
       tensor.mutable_grad() = gradients[name].tensor.detach();
       second[name].tensor.mutable_grad() = image[name].tensor.detach();

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "ddc/gauge/attention_scale.h"
+#include "ddc/gauge/attention.h"
 #include "ddc/gauge/norm_scale.h"
 #include "ddc/gauge/rescale.h"
 #include "ddc/gauge/shift.h"
@@ -121,7 +121,7 @@ TEST(RmsNormBlock, OnlyTheModelsPairingIsAGauge) {
   const auto bed = rms_norm_block();
   const auto params = bed.init(1, at::kDouble);
   const auto batch = bed.batch(2, at::kDouble);
-  QKScale spec{.query = params["layers.0.attention.query.weight"],
+  QueryKey spec{.query = params["layers.0.attention.query.weight"],
                .key = params["layers.0.attention.key.weight"],
                .heads = 4,
                .kv_heads = 2,

@@ -30,7 +30,8 @@ struct ScalarMoments {
 struct GaugeState {
   /// log u per channel (scale gauges).
   at::Tensor log_unit;
-  /// The value at which the section is held in coordinates: what `section()` returns on X.
+  /// The value at which the section is held in coordinates: what `section()` returns on X. Linear
+  /// gauges: the factor, per block, that balances X; the identity if it was balanced when bound.
   at::Tensor target;
   /// The value at which the gauge coordinate of the weights is held: r, or a shift's mean.
   at::Tensor held;
@@ -39,8 +40,15 @@ struct GaugeState {
   /// Channels that have been bound at some time, so that there is a place to go back to.
   at::Tensor known;
   ScalarMoments vertical;
+  /// Gauges that mix channels: F per block (frame/blocks.h), and the diagonal of the Gram matrix in it
+  /// as it was when the frame was found.
+  at::Tensor frame;
+  at::Tensor eigenvalues;
+  /// Steps since the last time that all frames were computed again, and how often any was.
+  int64_t age = 0;
+  int64_t recomputed = 0;
   /// What the last step corrected: the largest |section - target|, or the largest shift that was
-  /// projected out of the step.
+  /// or rotation that was projected out of the step.
   double imbalance = 0;
 };
 
@@ -64,7 +72,23 @@ struct Chart {
   std::vector<at::Tensor> charge_scale;
   /// Per tensor: squares of x in float64, kept up to date while re-balancing.
   std::vector<at::Tensor> squares;
-  /// Per shift gauge: the largest entry of what the last projection removed.
+  /// Per gauge that mixes channels: the Lyapunov operator A -> M A + A M of the Gram matrix M of X, as
+  /// the eigenvectors of M (undefined where it is a multiple of the identity) and the sums of pairs
+  /// of eigenvalues, infinite where they do not fix an angle.
+  struct Orbit {
+    at::Tensor eigenvectors;
+    at::Tensor denominator;
+  };
+  std::vector<Orbit> orbits;
+  /// Per tensor: takes no step of its own, because weights read through it and take them instead.
+  std::vector<bool> passive;
+  /// Per drain of the plan: made in this step.
+  std::vector<bool> drained;
+  /// Per tensor that is seen through a gain: the gain in units, along the tensor's axis.
+  std::vector<at::Tensor> through;
+  /// Per tensor: x before the step, where a gauge asks for it.
+  std::vector<at::Tensor> before;
+  /// Per shift, rotation and linear gauge: the largest entry of what the last projection removed.
   std::vector<double> projected;
   /// Per gauge: log c of the group element that takes the stepped x back to its section.
   std::vector<at::Tensor> log_move;

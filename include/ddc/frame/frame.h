@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "ddc/frame/blocks.h"
 #include "ddc/frame/chart.h"
 #include "ddc/frame/plan.h"
 
@@ -17,8 +18,9 @@ namespace ddc {
 /// Between the two projections a base rule turns gradients into steps; it sees X and dL/dX only,
 /// so the whole step commutes with every gauge whatever the rule (docs/construction.md).
 ///
-/// Nesting, from outside in: a shift is subtracted, then the scale units are divided out. Norms
-/// that an inner gauge uses are measured inside the outer ones.
+/// Nesting, from outside in: vectors that exchange with biases are emptied into them, shifts are
+/// subtracted, scale units divided out, readers of a norm seen through its gain, and blocks turned into
+/// their frames. Norms that an inner gauge uses are measured inside the outer ones.
 class Frame {
  public:
   Frame() = default;
@@ -35,18 +37,28 @@ class Frame {
              const std::vector<StepSettings>& settings) const;
 
   /// In place on one tensor per entry (gradients or steps), indexed by tensor.
-  void project_(Chart& chart, std::vector<at::Tensor>& vectors) const;
+  void project_(Chart& chart, Tensors& vectors) const;
 
   /// x <- decay(x) + step. Decoupled weight decay acts here, once, on the coordinates; the joint
   /// scales of polar coordinates have their own.
-  void advance_(Chart& chart, const std::vector<at::Tensor>& steps,
+  void advance_(Chart& chart, const Tensors& steps,
                 const std::vector<StepSettings>& settings) const;
 
   void rebalance_(Chart& chart, const std::vector<StepSettings>& settings);
   void lift_(const Chart& chart);
 
-  /// The gauge coordinate of every channel as measured on the weights now: r, or a shift's mean.
-  /// NaN where a channel is in a degenerate stratum.
+  /// A frame that was computed again after a step: coordinates of the gauge's legs are turned by the
+  /// transposed of `basis`, per block.
+  struct Turn {
+    size_t gauge;
+    at::Tensor basis;
+  };
+  /// Lets the body frames follow the weights, unless `follow` is false: then a frame is only computed
+  /// where there was none. What a base rule remembers in coordinates has to turn with them.
+  std::vector<Turn> follow_(const Chart& chart, bool follow);
+
+  /// The gauge coordinate as measured on the weights now: r per channel, a shift's mean, log S per
+  /// block of a linear gauge; empty for a rotation. NaN in a degenerate stratum.
   at::Tensor gauge_coordinate(size_t gauge) const;
   int64_t degenerate_channels(size_t gauge) const;
 
@@ -57,10 +69,22 @@ class Frame {
 
  private:
   void bind_();
-  /// Weights of the component in coordinates, before polar factors; indexed by tensor. `shifts` gets
-  /// what was subtracted, by gauge.
-  std::vector<at::Tensor> coordinates(const Component& component,
-                                      std::vector<at::Tensor>& shifts) const;
+  void bind_sections_(const Component& component, Tensors& x);
+  /// Weights with their offsets, drained and centred; `shifts` gets what was subtracted, by gauge, and
+  /// `emptied` what was read of each drain's source.
+  Tensors centred(const Component& component, const std::vector<bool>& drained, Tensors& shifts,
+                  Tensors& emptied) const;
+  /// x in scale units, and seen through gains.
+  at::Tensor in_units(const Tensors& x, size_t tensor) const;
+  /// Weights of the component in coordinates, before polar factors.
+  Tensors coordinates(const Component& component, const std::vector<bool>& drained, Tensors& shifts,
+                      Tensors& emptied) const;
+  void find_active_(Chart& chart, const std::vector<bool>& has_gradient) const;
+  void open_gradients_(Chart& chart, const std::vector<bool>& has_gradient, const Tensors& emptied,
+                       const std::vector<StepSettings>& settings) const;
+  void project_shifts_(Chart& chart, Tensors& vectors) const;
+  void project_orbits_(Chart& chart, Tensors& vectors) const;
+  void sweep_(Chart& chart, const std::vector<size_t>& gauges);
   void measure_charges_(Chart& chart) const;
   /// Lets channels leave and enter degenerate strata, on the squares of the stepped coordinates.
   void update_binding_(const Chart& chart, size_t gauge);

@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "ddc/gauge/block_map.h"
 #include "ddc/gauge/channel_map.h"
 #include "ddc/gauge/gauge.h"
 #include "ddc/parameters.h"
@@ -21,6 +23,27 @@ struct BoundLeg {
   size_t tensor;  ///< index into Plan::tensors
   double exponent;
   ChannelMap map;
+  /// Of gauges that mix channels.
+  std::optional<BlockMap> blocks;
+  /// The tensor of the gain through which the leg is seen, and that of the bias beside it.
+  std::optional<size_t> gain;
+  std::optional<size_t> bias;
+};
+
+/// A weight that is seen through a gain: X * gain along the axis.
+struct SeenThrough {
+  size_t gain;
+  int64_t axis;
+};
+
+/// What a vector adds to a bias through a matrix that reads it, `sink + matrix source`. In coordinates
+/// the bias holds all of it; where on the orbit the vector is then makes no difference.
+struct Drain {
+  size_t source;
+  ChannelMap source_map;
+  size_t matrix;
+  ChannelMap matrix_map;
+  size_t sink;
 };
 
 /// All legs whose exponents have the same sign.
@@ -49,6 +72,13 @@ struct GaugePlan {
   bool self_coupled = false;
 
   bool is_scale() const { return gauge.action == Action::scale; }
+  /// Moves by adding: shifts, and the first leg of an exchange.
+  bool is_shift() const {
+    return gauge.action == Action::shift || gauge.action == Action::exchange;
+  }
+  bool is_linear() const { return gauge.action == Action::linear; }
+  /// The legs along which an additive gauge adds its shift.
+  size_t shift_legs() const { return gauge.action == Action::exchange ? 1 : legs.size(); }
   /// By how much r moves under log c = 1.
   double ratio_weight() const { return plus.exponent + minus.exponent; }
 };
@@ -92,6 +122,11 @@ struct TensorPlan {
   double offset = 0;
   std::vector<Use> scales;
   std::vector<Use> shifts;
+  /// Rotations and linear gauges.
+  std::vector<Use> blocks;
+  std::optional<SeenThrough> through;
+  /// Gauges that act through this tensor, as a gain or as a shift of a norm.
+  std::vector<size_t> read_by;
   /// Nodes through which polar gauges see the tensor, with the member's index in each.
   struct NodeUse {
     size_t node;
@@ -99,6 +134,9 @@ struct TensorPlan {
   };
   std::vector<NodeUse> nodes;
 
+  bool has_gauge() const {
+    return !scales.empty() || !shifts.empty() || !blocks.empty() || !read_by.empty();
+  }
   /// float64 for float64 parameters, float32 for all narrower ones.
   at::ScalarType compute_type() const;
 };
@@ -106,8 +144,11 @@ struct TensorPlan {
 /// Tensors that gauges tie together; a step treats one component at a time.
 struct Component {
   std::vector<size_t> tensors;
-  /// In the order of re-balancing: folded gauges first, since nothing moves their units.
+  /// In the order of re-balancing: folded gauges first, since nothing moves their units; gauges that
+  /// mix channels last, those that others see through first among them.
   std::vector<size_t> gauges;
+  /// In an order in which no drain fills a vector that an earlier one has emptied.
+  std::vector<size_t> drains;
   std::vector<size_t> nodes;
   std::vector<size_t> radial_modes;
   /// Whether re-balancing one gauge disturbs another one, so that a single sweep is not enough.
@@ -119,6 +160,7 @@ struct Plan {
   std::vector<GaugePlan> gauges;
   std::vector<PolarNode> nodes;
   std::vector<RadialMode> radial_modes;
+  std::vector<Drain> drains;
   std::vector<Component> components;
 };
 

@@ -19,4 +19,12 @@ at::Tensor shift_counts(const GaugePlan& gauge);
 /// The shift as a change of one leg's tensor, broadcastable against it.
 at::Tensor shift_of_leg(const BoundLeg& leg, const at::Tensor& shift);
 
+/// The same on weights, where a leg may be seen through a gain: the shift that `weights` (indexed by
+/// tensor, gains among them) have, and its subtraction or addition in place.
+at::Tensor shift_of_weights(const GaugePlan& gauge, const std::vector<at::Tensor>& weights);
+void add_shift_(const GaugePlan& gauge, const at::Tensor& shift, double sign,
+                std::vector<at::Tensor>& weights);
+/// A vector, shaped to lie along one axis of a matrix.
+at::Tensor along_axis(const at::Tensor& vector, int64_t axis);
+
 }  // namespace ddc

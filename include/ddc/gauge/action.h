@@ -14,22 +14,32 @@
 
 namespace ddc {
 
-/// An element of a gauge's group, in float64: for a scale gauge log c, of shape [channels]; for a
-/// shift gauge s, of the first leg's shape with its axis running over channels. In both cases the
-/// group operation is addition, which is what makes these gauges abelian.
+/// An element of a gauge's group, in float64:
+///
+///     scale      log c, of shape [channels]
+///     shift      s, of the first leg's shape with its axis running over channels
+///     exchange   s, of shape [channels]
+///     rotation   orthogonal matrices, [blocks, block, block]
+///     linear     invertible matrices, [blocks, block, block]
+///
+/// The first three are added, matrices are multiplied.
 using GroupElement = at::Tensor;
 
 GroupElement identity_element(const Gauge& gauge, const Parameters& params);
-/// Normally distributed with standard deviation `size`.
+/// Normally distributed with standard deviation `size`; matrices are exponentials of such ones.
 GroupElement random_element(const Gauge& gauge, const Parameters& params, double size,
                             std::optional<at::Generator> generator = std::nullopt);
+/// The element that acts as `second` does after `first`.
+GroupElement compose(const Gauge& gauge, const GroupElement& second, const GroupElement& first);
+GroupElement inverse(const Gauge& gauge, const GroupElement& element);
 
 /// Moves the parameters by the element, in place.
 void act_(const Gauge& gauge, const GroupElement& element, const Parameters& params);
 
 /// Moves gradients (a table of the same names) by the element as gradients move when the
-/// parameters do, in place: g -> g / c^e for a scale, unchanged for a shift.
-void act_on_gradient_(const Gauge& gauge, const GroupElement& element, const Parameters& gradients);
+/// parameters do, in place. `params` are the parameters before they are moved.
+void act_on_gradient_(const Gauge& gauge, const GroupElement& element, const Parameters& params,
+                      const Parameters& gradients);
 
 /// The same for several gauges at once. An element of their product has one part per gauge; the
 /// parts act in the order of the gauges.
@@ -39,11 +49,15 @@ std::vector<GroupElement> random_element(const std::vector<Gauge>& gauges, const
 void act_(const std::vector<Gauge>& gauges, const std::vector<GroupElement>& element,
           const Parameters& params);
 void act_on_gradient_(const std::vector<Gauge>& gauges, const std::vector<GroupElement>& element,
-                      const Parameters& gradients);
+                      const Parameters& params, const Parameters& gradients);
+
+/// The orbit's tangent space at `params`: one row per dimension of the group, one column per
+/// parameter entry (tensors flattened, in the order of the table), float64.
+at::Tensor orbit_tangents(const Gauge& gauge, const Parameters& params);
 
 /// The Noether charges of a gauge: the derivative of the loss along the orbit, zero on every batch
-/// if the gauge is one. `scale` is the sum of the absolute values of what was added up, against
-/// which "zero" has to be judged.
+/// if the gauge is one. `scale` is the sum of the absolute values of what was added up (for
+/// matrices, a bound of it), against which "zero" has to be judged.
 struct Charge {
   at::Tensor value;
   at::Tensor scale;

@@ -17,7 +17,7 @@
 // rests on a description of who acts on what, and that description is a list of *legs*:
 //
 //     a leg says: along this axis of this tensor, index i belongs to channel c(i), and the group
-//     moves it with exponent e.
+//     moves it with exponent e (or by a block of a matrix, or by a shift).
 //
 // That is all a new gauge has to say. Units, coordinates, projections, the section that is held,
 // state and checkpoints are deduced from the legs, for any number of gauges that share tensors.
@@ -39,6 +39,17 @@
 //                   {.tensor = "fc2.weight", .axis = 1, .exponent = -2}};
 //
 // which is what `relu_rescale({.in = ..., .in_bias = ..., .out = {...}, .degree = 2})` returns.
+//
+// A group that mixes channels acts on *blocks* of them: `block` consecutive channels c = b * block + p
+// are the coordinates p of block b. One attention head's queries and keys, that may be turned
+// together, are
+//
+//     gauge.action = Action::rotation;
+//     gauge.block = d_head;
+//     gauge.channels = heads * d_head;
+//     gauge.legs = {{.tensor = "query.weight", .axis = 0}, {.tensor = "key.weight", .axis = 0}};
+//
+// and where several query heads share a key head, several rows of the query have the same channel.
 //
 // ## The identities
 //
@@ -62,14 +73,22 @@
 // channel, r = log rho_plus - log rho_minus, where rho is the norm of all that a side holds of the
 // channel, measured in the other gauges' units. Under the action r moves by (e_plus + e_minus) log
 // c, so it tells where on the orbit the weights are. For a shift gauge the coordinate is the mean
-// that the shift adds to.
+// that the shift adds to, for an exchange the vector that is exchanged. For a linear gauge it is log S,
+// where S is the symmetric positive matrix with S M_plus S = M_minus and M are the Gram matrices of the
+// two sides. A rotation has no such coordinate (its orbits can be compared between neighbouring
+// points only); what is asked of it is that no step has a part along the orbit.
 
 namespace ddc {
 
 /// How the group moves the entries of a channel.
 enum class Action {
-  scale,  ///< W[i] -> c^e W[i], one positive number c per channel
-  shift,  ///< W[i] -> W[i] + e s, one vector s (over the leg's other axes) per channel
+  scale,     ///< W[i] -> c^e W[i], one positive number c per channel
+  shift,     ///< W[i] -> W[i] + e s, one vector s (over the leg's other axes) per channel
+  rotation,  ///< W[b] -> R W[b], one orthogonal matrix R per block of channels
+  linear,    ///< W[b] -> A W[b] on legs with exponent 1, A^-T W[b] on legs with -1
+  /// v -> v + s for the vector of the first leg; every other leg is a matrix that reads v, and the
+  /// bias beside it (`through.bias`) loses W s.
+  exchange,
 };
 
 /// Which coordinates, unchanged by the group, the base rule works in (design of the library:
@@ -93,7 +112,8 @@ enum class Hold {
 };
 
 /// What happens to the gauge coordinate itself. An invariant loss has no gradient along the orbit;
-/// the last two matter for losses that break the symmetry a little (a z-loss, say).
+/// the last two matter for losses that break the symmetry a little (a z-loss, say). Only scales and
+/// shifts of weights as they are stored can be moved; other gauges are frozen whatever is said here.
 enum class Vertical {
   frozen,  ///< held
   sgd,     ///< moved by the momentum of the orbit component of the gradient
@@ -104,6 +124,35 @@ enum class Vertical {
 enum class Radial {
   linear,  ///< Adam on s itself; decay balances the loss at s* = 1/((p^2+1) weight_decay)
   log,     ///< Adam on log s; decay is a constant subtraction and can collapse a block
+};
+
+/// What a preconditioning base (Adam) keeps of the squares of gradients that a rotation or a linear
+/// gauge mixes. All of them commute with the group ("Second-moment constructions" of the paper).
+enum class SecondMoment {
+  /// One number per coordinate, in a frame that is chosen once from the weights and kept. Along a
+  /// trajectory without orbit part, keeping it is parallel transport.
+  transported,
+  /// One number per coordinate, in the eigenbasis of the weights' Gram matrix, which is followed.
+  body_frame,
+  /// The same; directions with an eigenvalue below tau times the largest take momentum only.
+  body_frame_topk,
+  per_head_scalar,  ///< one number per head
+  per_head_matrix,  ///< one matrix per head, of which the inverse root is taken
+  none,             ///< momentum only
+};
+
+/// The affine part of a norm, through which a weight reads the normalised vector n: with gain and
+/// shift of the norm and the bias beside the weight, W (gain * n + shift) + bias. A leg with a
+/// reading acts on W diag(gain) along its axis, and leaves W shift + bias unchanged. Empty names:
+/// there is none.
+struct Reading {
+  std::string gain = {};
+  /// The gain is `tensor + gain_offset`.
+  double gain_offset = 0;
+  std::string shift = {};
+  std::string bias = {};
+
+  bool empty() const { return gain.empty() && shift.empty() && bias.empty(); }
 };
 
 /// One tensor's part in a gauge.
@@ -117,6 +166,7 @@ struct Leg {
   std::vector<int64_t> channel_of;
   /// The group acts on `tensor + offset`: 1 for norms that store their gain as (1 + w).
   double offset = 0;
+  Reading through = {};
 };
 
 /// A group with its action on the parameters, and how the optimizer is to treat it.
@@ -127,6 +177,11 @@ struct Gauge {
   std::string kind = "custom";
   Action action = Action::scale;
   int64_t channels = 0;
+  /// Rotation and linear gauges: the number of consecutive channels that one matrix mixes.
+  int64_t block = 1;
+  /// Rotations that leave the vector of ones alone, O(block - 1): those of a residual stream that is
+  /// read through LayerNorms.
+  bool fixes_ones = false;
   /// The first leg gives the unit in folded coordinates.
   std::vector<Leg> legs;
 
@@ -137,15 +192,34 @@ struct Gauge {
   Radial radial = Radial::linear;
   /// Largest change of the log of the joint scale in one step of the linear radial rule.
   double max_log_step = 0.1;
+
+  /// Rotation and linear gauges.
+  SecondMoment second_moment = SecondMoment::transported;
+  /// Of body_frame_topk.
+  double tau = 1e-2;
+  /// Of the body frames: the frame is computed again once the Gram matrix has left its diagonal by
+  /// this share of its norm, and at the latest after so many steps.
+  double frame_drift = 0.1;
+  int64_t frame_interval = 1000;
+  /// Also undo the rotation that a finite step makes beside its orbit part, which is of second order
+  /// in the learning rate: the stepped coordinates are turned to where they fit the old ones best.
+  bool procrustes = false;
+  /// Linear gauges: both sides' Gram matrices are made equal again once they differ by this share of
+  /// their norm.
+  double rebalance_above = 1e-12;
+
+  bool mixes() const { return action == Action::rotation || action == Action::linear; }
+  int64_t blocks() const { return channels / block; }
 };
 
 /// Throws, naming the gauge and the leg, unless the gauge fits the tensors in `params`.
 void validate(const Gauge& gauge, const Parameters& params);
 
-/// The dimension of the group: the number of channels, times the length of the shift vector.
+/// The dimension of the group: for a scale the number of channels, for a shift that times the length
+/// of the shift vector, for blocks that of their matrices.
 int64_t dimension(const Gauge& gauge, const Parameters& params);
 
-/// The group in the usual notation, "(R+)^64" or "R^(1 x 32)".
+/// The group in the usual notation: "(R+)^64", "R^32", "O(16)^4", "GL(8)^2".
 std::string group_name(const Gauge& gauge, const Parameters& params);
 
 const char* to_string(Action action);
@@ -153,9 +227,11 @@ const char* to_string(Coordinates coordinates);
 const char* to_string(Hold hold);
 const char* to_string(Vertical vertical);
 const char* to_string(Radial radial);
+const char* to_string(SecondMoment second_moment);
 
-/// Copies of `gauges` with other coordinates or another vertical mode, for comparing them.
+/// Copies of `gauges` with other coordinates or modes, for comparing them.
 std::vector<Gauge> with(std::vector<Gauge> gauges, Coordinates coordinates);
 std::vector<Gauge> with(std::vector<Gauge> gauges, Vertical vertical);
+std::vector<Gauge> with(std::vector<Gauge> gauges, SecondMoment second_moment);
 
 }  // namespace ddc

@@ -40,6 +40,7 @@ class DDCAdamParamState : public LiftedParamState {
  public:
   std::unique_ptr<torch::optim::OptimizerParamState> clone() const override;
   std::vector<std::pair<std::string, at::Tensor*>> tensors() override;
+  void turn(const BlockMap& map, const at::Tensor& basis) override;
 
   rules::AdamMoments moments;
 };
@@ -68,8 +69,9 @@ class DDCAdam : public LiftedOptimizer {
  protected:
   std::string name() const override { return "DDCAdam"; }
   std::unique_ptr<LiftedParamState> make_state() const override;
-  at::Tensor rule(const at::Tensor& gradient, LiftedParamState& state,
+  at::Tensor rule(const at::Tensor& gradient, const TensorView& view, LiftedParamState& state,
                   const LiftedOptions& options) const override;
+  bool follows_frames() const override { return true; }
 };
 
 }  // namespace ddc

@@ -12,6 +12,7 @@
 #include "ddc/gauge/gauge.h"
 #include "ddc/optim/options.h"
 #include "ddc/optim/report.h"
+#include "ddc/optim/view.h"
 #include "ddc/parameters.h"
 
 namespace ddc {
@@ -22,6 +23,9 @@ class LiftedParamState : public torch::optim::OptimizerParamState {
   int64_t step = 0;
   /// The tensors of the state by name. Undefined before the first step.
   virtual std::vector<std::pair<std::string, at::Tensor*>> tensors() = 0;
+  /// Coordinates along the axis of `map` are turned by the transposed of `basis`, per block, and so is
+  /// what is remembered in them. Only called on optimizers that say `follows_frames`.
+  virtual void turn(const BlockMap& map, const at::Tensor& basis);
 };
 
 /// The state of an optimizer as a value: name-keyed tensors and one line of JSON with options and
@@ -33,7 +37,8 @@ struct OptimizerState {
 
 /// A base rule lifted to respect gauges. This class is the step loop, the only one:
 ///
-///     for every component:  open -> project -> base rule -> project -> advance -> rebalance -> lift
+///     for every component:
+///         open -> project -> base rule -> project -> advance -> rebalance -> lift
 ///
 /// A base derives from it and supplies its options, its state and `rule`, a function of (gradient,
 /// state, options) that returns the displacement and never touches a parameter. With no gauges the
@@ -76,9 +81,13 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// The name of the optimizer in checkpoints.
   virtual std::string name() const = 0;
   virtual std::unique_ptr<LiftedParamState> make_state() const = 0;
-  /// The displacement of coordinates with gradient `gradient`.
-  virtual at::Tensor rule(const at::Tensor& gradient, LiftedParamState& state,
-                          const LiftedOptions& options) const = 0;
+  /// The displacement of coordinates with gradient `gradient`. It may depend on signs and order of
+  /// coordinates within a head, and on their values in any way, since the group cannot change them.
+  virtual at::Tensor rule(const at::Tensor& gradient, const TensorView& view,
+                          LiftedParamState& state, const LiftedOptions& options) const = 0;
+  /// Whether the state can be turned, so that body frames may follow the weights. Otherwise frames are
+  /// kept as they were found.
+  virtual bool follows_frames() const { return false; }
 
  private:
   /// Checks a group, adds it and appends its parameters to those already `present`.
@@ -86,6 +95,9 @@ class LiftedOptimizer : public torch::optim::Optimizer {
                      std::vector<GroupedParameter>& present);
   const LiftedOptions& options_of(size_t group) const;
   LiftedParamState& state_of(const at::Tensor& tensor);
+  TensorView view_of(size_t tensor) const;
+  /// A state as the first step would allocate it.
+  std::unique_ptr<LiftedParamState> blank_state(size_t tensor) const;
   std::vector<StepSettings> check_settings() const;
   std::vector<bool> check_gradients() const;
   std::string description() const;

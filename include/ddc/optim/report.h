@@ -12,6 +12,7 @@ struct GaugeReport {
   std::string name;
   std::string kind;
   std::string group;
+  /// "folded", "balanced", "polar"; "centred" for shifts; the second moment's mode for blocks.
   std::string coordinates;
   std::vector<std::string> tensors;
   int64_t channels = 0;
@@ -19,8 +20,10 @@ struct GaugeReport {
   /// Channels in a degenerate stratum (a side is zero): trained, but not held yet.
   int64_t degenerate_channels = 0;
   /// What the last step had to correct: the largest distance from the section, or the largest
-  /// entry of a shift.
+  /// entry of a shift or of the generator of a rotation.
   double imbalance = 0;
+  /// How many frames of blocks have been computed again since the start.
+  int64_t frames_recomputed = 0;
 };
 
 struct Report {

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddc/gauge/rescale.h"
+
+namespace ddc {
+
+/// A normalisation layer and everything that reads its output, with biases:
+///
+///     y_k = W_k (gamma * n + beta) + b_k     for every reader k, n the normalised vector
+struct NormReaders {
+  struct Reader {
+    NamedTensor weight;
+    std::optional<NamedTensor> bias = {};
+  };
+  NamedTensor gain;
+  std::optional<NamedTensor> shift = {};
+  std::vector<Reader> readers;
+  bool gain_is_offset = false;
+  Layout layout = Layout::out_in;
+};
+
+/// LayerNorm's n has zero mean, so the same number may be added to all of a row of W_k diag(gamma). One
+/// gauge per reader, R^rows. With a shift the bias takes up what the row then reads of it, so a reader
+/// needs one; those without are left out.
+///
+/// Broken by: RMSNorm (its n has a mean); a reader that is tied to something else.
+std::vector<Gauge> norm_kernel_shifts(const NormReaders& spec);
+
+/// What beta gains, the readers' biases may lose: b_k - W_k s. Group R^d; every reader must have a
+/// bias.
+///
+/// Broken by: a reader that is left out or has no bias.
+Gauge norm_shift_exchange(const NormReaders& spec);
+
+}  // namespace ddc

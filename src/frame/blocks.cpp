@@ -1,0 +1,346 @@
+#include "ddc/frame/blocks.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace ddc {
+namespace {
+
+/// Eigenvalues nearer to each other than this share of the largest are taken for one: their
+/// eigenvectors would be accurate to rounding divided by the gap only.
+constexpr double kCluster = 1e-3;
+/// Sides with a condition number above the root of the inverse of this are not of full rank.
+constexpr double kFullRank = 1e-11;
+/// Sums of eigenvalues below this share of the largest do not fix an angle.
+constexpr double kOrbitRank = 1e-12;
+/// A linear block is bound once its sides are within this factor of each other.
+constexpr double kComparable = 100;
+
+at::Tensor transposed(const at::Tensor& m) { return m.transpose(-1, -2); }
+at::Tensor symmetric(const at::Tensor& m) { return (m + transposed(m)) * 0.5; }
+at::Tensor identity(const GaugePlan& gauge) {
+  const auto& g = gauge.gauge;
+  return at::eye(g.block, at::kDouble).expand({g.blocks(), g.block, g.block}).clone();
+}
+/// [blocks] -> [blocks, 1, 1].
+at::Tensor per_block(const at::Tensor& v) { return v.view({-1, 1, 1}); }
+
+at::Tensor leg_matrix(const BoundLeg& leg, const at::Tensor& plus) {
+  return leg.exponent > 0 ? plus : transposed(at::linalg_inv(plus));
+}
+
+void multiply_(const BoundLeg& leg, const at::Tensor& matrices, at::Tensor& x) {
+  leg.blocks->put_(x, matrices.to(x.options()).matmul(leg.blocks->take(x)));
+}
+
+/// The same Gram matrix with fixed generic weights on the entries: covariant as well, and not
+/// degenerate where the plain one is (orthogonal initialisation, a whitened side).
+at::Tensor weighted_gram(const GaugePlan& gauge, const Tensors& x) {
+  at::Tensor total;
+  for (const auto& leg : gauge.legs) {
+    const auto part = leg.blocks->take(x[leg.tensor]).to(at::kCPU);
+    const auto index = at::arange(1, part.size(-1) + 1, at::kDouble);
+    const auto weights = (index * 0.6180339887498949).frac() + 0.5;
+    const auto product = (part * weights).matmul(transposed(part));
+    total = total.defined() ? total + product : product;
+  }
+  return total;
+}
+
+/// An orthonormal basis of the columns' span that is as near to the columns of `guide` as can be, of
+/// which those that lie in it most are taken. Undefined if they do not span it.
+at::Tensor aligned(const at::Tensor& columns, const at::Tensor& guide) {
+  const auto overlap = columns.t().matmul(guide);  // [cluster, block]
+  const auto chosen = std::get<1>(overlap.square().sum(0).topk(columns.size(1)));
+  const auto square = overlap.index_select(1, std::get<0>(chosen.sort()));
+  const auto [u, s, vh] = at::linalg_svd(square, /*full_matrices=*/false);
+  if (s[-1].item<double>() < 0.1) return {};
+  return columns.matmul(u.matmul(vh));
+}
+
+/// The eigenbasis of symmetric matrices, columns by ascending eigenvalue. Within clusters of nearly
+/// equal eigenvalues it follows the identity if `keep` (the frame there is now), else the weighted
+/// Gram matrix.
+at::Tensor eigenbasis(const at::Tensor& matrices, const at::Tensor& weighted, bool keep) {
+  auto [values, vectors] = at::linalg_eigh(symmetric(matrices));
+  vectors = vectors.contiguous();
+  const int64_t size = values.size(1);
+  const auto* value = values.const_data_ptr<double>();
+  for (int64_t b = 0; b < values.size(0); ++b, value += size) {
+    const double near = kCluster * std::max(value[size - 1], 0.0);
+    for (int64_t first = 0, last = 0; first < size; first = last) {
+      for (last = first + 1; last < size && value[last] - value[last - 1] <= near;) ++last;
+      if (last == first + 1) continue;
+      auto columns = vectors[b].narrow(1, first, last - first);
+      at::Tensor basis;
+      if (keep) basis = aligned(columns.clone(), at::eye(size, at::kDouble));
+      if (!basis.defined()) {
+        const auto inside = symmetric(columns.t().matmul(weighted[b]).matmul(columns));
+        basis = columns.matmul(std::get<1>(at::linalg_eigh(inside)));
+      }
+      columns.copy_(basis);
+    }
+  }
+  return vectors;
+}
+
+struct Balance {
+  /// G with G M_plus G^T = G^-T M_minus G^-1, diagonal.
+  at::Tensor factor;
+  at::Tensor full_rank;
+};
+
+at::Tensor has_full_rank(const at::Tensor& grams) {
+  const auto values = at::linalg_eigvalsh(symmetric(grams));
+  const auto largest = values.select(1, -1);
+  return (values.select(1, 0) > largest * kFullRank) & (largest > 1e-280);
+}
+
+at::Tensor where_block(const at::Tensor& mask, const at::Tensor& a, const at::Tensor& b) {
+  return at::where(per_block(mask), a, b);
+}
+
+Balance balance(const at::Tensor& plus, const at::Tensor& minus) {
+  const auto full_rank = has_full_rank(plus) & has_full_rank(minus);
+  const auto one = at::eye(plus.size(-1), at::kDouble).expand_as(plus);
+  const auto root = at::linalg_cholesky(where_block(full_rank, symmetric(plus), one));
+  const auto inner = transposed(root).matmul(where_block(full_rank, minus, one)).matmul(root);
+  const auto [values, vectors] = at::linalg_eigh(symmetric(inner));
+  const auto scale = values.clamp_min(1e-300).pow(0.25).unsqueeze(-1);
+  return {scale * at::linalg_solve(transposed(root), vectors, /*left=*/true).transpose(-1, -2),
+          full_rank};
+}
+
+/// The symmetric positive factor that balances: (G^T G)^(1/2).
+at::Tensor symmetric_factor(const Balance& balance) {
+  const auto square = transposed(balance.factor).matmul(balance.factor);
+  const auto [values, vectors] = at::linalg_eigh(symmetric(square));
+  return (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).matmul(transposed(vectors));
+}
+
+/// The norm a channel of the side has at a usual initialisation, [blocks, block, 1].
+at::Tensor reference(const GaugePlan& gauge, const Side& side) {
+  return side.reference.view({gauge.gauge.blocks(), gauge.gauge.block, 1});
+}
+
+/// F^-1 of a linear block one of whose sides is not of full rank: the other one becomes as large as at
+/// a usual initialisation, in all directions.
+at::Tensor one_sided(const GaugePlan& gauge, const at::Tensor& plus, const at::Tensor& minus) {
+  auto inverse = identity(gauge);
+  const auto whiten = [&](const at::Tensor& grams, const Side& side, bool dual) {
+    const auto full_rank = has_full_rank(grams);
+    const auto root = at::linalg_cholesky(where_block(full_rank, symmetric(grams), identity(gauge)));
+    auto factor = reference(gauge, side) * at::linalg_inv(root);
+    if (dual) factor = transposed(at::linalg_inv(factor));
+    inverse = where_block(full_rank, factor, inverse);
+  };
+  if (!gauge.minus.empty()) whiten(minus, gauge.minus, true);
+  if (!gauge.plus.empty()) whiten(plus, gauge.plus, false);
+  return inverse;
+}
+
+at::Tensor side_gram(const GaugePlan& gauge, const Tensors& x, int sign) {
+  const auto result = gram(gauge, x, sign);
+  return result.defined() ? result : at::zeros_like(identity(gauge));
+}
+
+}  // namespace
+
+at::Tensor gram(const GaugePlan& gauge, const Tensors& x, int sign) {
+  at::Tensor total;
+  for (const auto& leg : gauge.legs) {
+    if (leg.exponent * sign < 0) continue;
+    const auto part = leg.blocks->take(x[leg.tensor]);
+    const auto product = part.matmul(transposed(part)).to(at::kCPU);
+    total = total.defined() ? total + product : product;
+  }
+  return total;
+}
+
+void bind_frame_(const GaugePlan& gauge, const Tensors& x, GaugeState& state) {
+  state.frame = identity(gauge);
+  state.target = identity(gauge);
+  state.eigenvalues = at::ones({gauge.gauge.blocks(), gauge.gauge.block}, at::kDouble);
+  if (gauge.gauge.action == Action::linear) {
+    const auto plus = side_gram(gauge, x, +1);
+    const auto minus = side_gram(gauge, x, -1);
+    const auto balanced = balance(plus, minus);
+    state.frame = at::linalg_inv(
+        where_block(balanced.full_rank, balanced.factor, one_sided(gauge, plus, minus)));
+    state.bound = balanced.full_rank;
+  } else {
+    const auto total = gram(gauge, x);
+    state.bound = total.diagonal(0, -2, -1).sum(-1) > 0;
+  }
+  state.known = state.bound.clone();
+}
+
+void align_frame_(const GaugePlan& gauge, GaugeState& state, Tensors& x) {
+  const auto grams = gram(gauge, x);
+  const auto basis = eigenbasis(grams, weighted_gram(gauge, x), /*keep=*/false);
+  state.frame = state.frame.matmul(basis);
+  state.eigenvalues =
+      transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1).clone();
+  for (const auto& leg : gauge.legs) multiply_(leg, transposed(basis), x[leg.tensor]);
+}
+
+void enter_frame_(const GaugePlan& gauge, const GaugeState& state, Tensors& x) {
+  const auto inverse = at::linalg_inv(state.frame);
+  for (const auto& leg : gauge.legs) {
+    multiply_(leg, leg.exponent > 0 ? inverse : transposed(state.frame), x[leg.tensor]);
+  }
+}
+
+void pull_back_(const GaugePlan& gauge, const GaugeState& state, Tensors& gradients) {
+  const auto inverse = at::linalg_inv(state.frame);
+  for (const auto& leg : gauge.legs) {
+    auto& gradient = gradients[leg.tensor];
+    if (!gradient.defined()) continue;
+    multiply_(leg, leg.exponent > 0 ? transposed(state.frame) : inverse, gradient);
+  }
+}
+
+at::Tensor leave_frame(const BoundLeg& leg, const GaugeState& state, const at::Tensor& x) {
+  return leg.blocks->multiply(leg_matrix(leg, state.frame).to(x.options()), x);
+}
+
+Chart::Orbit orbit_at(const GaugePlan& gauge, const Tensors& x) {
+  const auto grams = symmetric(gram(gauge, x));
+  Chart::Orbit orbit;
+  if (gauge.gauge.block == 2) {
+    // M A + A M = tr(M) A for a skew 2 x 2 matrix.
+    orbit.denominator = per_block(grams.diagonal(0, -2, -1).sum(-1)).expand_as(grams).clone();
+  } else {
+    const auto [values, vectors] = at::linalg_eigh(grams);
+    orbit.eigenvectors = vectors;
+    orbit.denominator = values.unsqueeze(-1) + values.unsqueeze(-2);
+  }
+  const auto largest = orbit.denominator.amax({1, 2}, /*keepdim=*/true);
+  const auto fixed = (orbit.denominator > largest * kOrbitRank) & (largest > 0);
+  orbit.denominator =
+      at::where(fixed, orbit.denominator, std::numeric_limits<double>::infinity());
+  return orbit;
+}
+
+double project_orbit_(const GaugePlan& gauge, const Chart::Orbit& orbit, const Tensors& x,
+                      Tensors& vectors) {
+  at::Tensor moment;
+  for (const auto& leg : gauge.legs) {
+    const auto product = leg.blocks->take(vectors[leg.tensor].to(at::kDouble))
+                             .matmul(transposed(leg.blocks->take(x[leg.tensor])))
+                             .to(at::kCPU);
+    moment = moment.defined() ? moment + product : product;
+  }
+  moment = moment - transposed(moment);
+  at::Tensor angle;
+  if (orbit.eigenvectors.defined()) {
+    const auto& u = orbit.eigenvectors;
+    angle = u.matmul(transposed(u).matmul(moment).matmul(u) / orbit.denominator)
+                .matmul(transposed(u));
+  } else {
+    angle = moment / orbit.denominator;
+  }
+  for (const auto& leg : gauge.legs) {
+    // Out of place: a rule may have handed out a tensor of its state.
+    auto& vector = vectors[leg.tensor];
+    const auto along = angle.to(x[leg.tensor].device()).matmul(leg.blocks->take(x[leg.tensor]));
+    auto result = vector.clone();
+    leg.blocks->put_(result, leg.blocks->take(vector) - along.to(vector.scalar_type()));
+    vector = result;
+  }
+  return angle.abs().max().item<double>();
+}
+
+double rebalance_linear_(const GaugePlan& gauge, const Tensors& now, GaugeState& state,
+                         Tensors& x) {
+  if (gauge.plus.empty() || gauge.minus.empty()) return 0;
+  const auto plus = side_gram(gauge, now, +1);
+  const auto minus = side_gram(gauge, now, -1);
+  // Blocks leave the stratum where a side is not of full rank, and come into it.
+  const auto direct = balance(plus, minus);
+  const auto log_ratio = at::linalg_eigvalsh(symmetric_factor(direct)).clamp_min(1e-300).log();
+  const auto usual = (reference(gauge, gauge.minus) / reference(gauge, gauge.plus)).log().mean({1, 2});
+  const auto comparable =
+      direct.full_rank & ((log_ratio * 2 - usual.unsqueeze(-1)).abs().amax(1) <= std::log(kComparable));
+  const auto entering = state.bound.logical_not() & comparable;
+  const auto first_time = entering & state.known.logical_not();
+  if (first_time.any().item<bool>()) {
+    state.target = where_block(first_time, symmetric_factor(direct), state.target);
+  }
+  state.bound = (state.bound & direct.full_rank) | entering;
+  state.known = state.known | entering;
+  if (!state.bound.any().item<bool>()) return 0;
+
+  const auto& t = state.target;
+  const auto t_inverse = at::linalg_inv(t);
+  const auto p = t.matmul(plus).matmul(transposed(t));
+  const auto m = transposed(t_inverse).matmul(minus).matmul(t_inverse);
+  const auto size = (p.norm(2, {1, 2}) + m.norm(2, {1, 2})).clamp_min(1e-300);
+  const auto difference = at::where(state.bound, (p - m).norm(2, {1, 2}) / size, 0.0);
+  const auto moving = difference > gauge.gauge.rebalance_above;
+  if (moving.any().item<bool>()) {
+    const auto factor = t_inverse.matmul(symmetric_factor(balance(p, m))).matmul(t);
+    const auto move = where_block(moving, factor, identity(gauge));
+    for (const auto& leg : gauge.legs) multiply_(leg, leg_matrix(leg, move), x[leg.tensor]);
+  }
+  return difference.max().item<double>();
+}
+
+void procrustes_(const GaugePlan& gauge, const Tensors& before, Tensors& x) {
+  at::Tensor overlap;
+  for (const auto& leg : gauge.legs) {
+    const auto product = leg.blocks->take(before[leg.tensor])
+                             .matmul(transposed(leg.blocks->take(x[leg.tensor])))
+                             .to(at::kCPU);
+    overlap = overlap.defined() ? overlap + product : product;
+  }
+  const auto [u, s, vh] = at::linalg_svd(overlap, /*full_matrices=*/false);
+  // Directions in which the weights vanish fix no rotation, and are left alone.
+  const auto usable = s.select(1, -1) > s.select(1, 0) * kOrbitRank;
+  const auto turn = where_block(usable, u.matmul(vh), identity(gauge));
+  for (const auto& leg : gauge.legs) multiply_(leg, turn, x[leg.tensor]);
+}
+
+at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, GaugeState& state) {
+  const auto& g = gauge.gauge;
+  const auto grams = symmetric(gram(gauge, x));
+  const auto diagonal = grams.diagonal(0, -2, -1);
+  const auto off = grams - at::diag_embed(diagonal);
+  const auto norm = grams.norm(2, {1, 2});
+  ++state.age;
+  // Blocks that were zero until now get their frame; others only if the frame is to follow.
+  auto moving = state.bound.logical_not() & (norm > 0);
+  if (g.action == Action::rotation) state.bound = state.bound | moving;
+  if (g.action == Action::linear) moving = at::zeros_like(moving);
+  const bool follows = follow && (g.second_moment == SecondMoment::body_frame ||
+                       g.second_moment == SecondMoment::body_frame_topk);
+  if (follows && state.age >= g.frame_interval) {
+    moving = norm > 0;
+    state.age = 0;
+  } else if (follows) {
+    moving = moving | ((off.norm(2, {1, 2}) > norm * g.frame_drift) & (norm > 0));
+  }
+  if (!moving.any().item<bool>()) return {};
+  const auto basis = where_block(
+      moving, eigenbasis(grams, weighted_gram(gauge, x), /*keep=*/true), identity(gauge));
+  state.frame = state.frame.matmul(basis);
+  const auto turned = transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1);
+  state.eigenvalues = at::where(moving.unsqueeze(-1), turned, state.eigenvalues);
+  state.recomputed += moving.sum().item<int64_t>();
+  return basis;
+}
+
+at::Tensor linear_coordinate(const GaugePlan& gauge, const Tensors& weights) {
+  const auto direct = balance(side_gram(gauge, weights, +1), side_gram(gauge, weights, -1));
+  const auto square = transposed(direct.factor).matmul(direct.factor);
+  const auto [values, vectors] = at::linalg_eigh(symmetric(square));
+  const auto log_s =
+      (vectors * values.clamp_min(1e-300).log().unsqueeze(-2)).matmul(transposed(vectors));
+  return where_block(direct.full_rank, log_s,
+                     at::full_like(log_s, std::numeric_limits<double>::quiet_NaN()));
+}
+
+}  // namespace ddc
