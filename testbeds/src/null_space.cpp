@@ -38,28 +38,32 @@ at::Tensor jacobian(const Testbed& testbed, const Parameters& params, const at::
   return rows;
 }
 
+std::vector<double> to_vector(const at::Tensor& values) {
+  const auto* data = values.const_data_ptr<double>();
+  return {data, data + values.numel()};
+}
+
+struct Rank {
+  int64_t rank = 0;
+  double gap = 0;
+};
+
 /// The number of singular values that count: down to the largest gap among those that are small.
 /// Those below rounding are noise, and the gaps between them mean nothing.
-void decide_rank(NullSpace& space, double threshold) {
-  const auto& values = space.singular_values;
+Rank decide_rank(const std::vector<double>& values, double threshold) {
+  const auto size = static_cast<int64_t>(values.size());
   const double largest = values.front();
   const double rounding =
-      largest * static_cast<double>(values.size()) * std::numeric_limits<double>::epsilon();
-  const auto size = static_cast<int64_t>(values.size());
-  const auto value = [&](int64_t k) { return k < size ? std::max(values[k], rounding) : rounding; };
-  space.rank = size;
-  space.gap = value(size - 1) / value(size);
-  // Without a small singular value all of them count.
-  if (values.back() > threshold * largest) return;
-  space.gap = 0;
+      largest * static_cast<double>(size) * std::numeric_limits<double>::epsilon();
+  const auto value = [&](int64_t k) { return std::max(k < size ? values[k] : 0, rounding); };
+  // If none is small all of them count.
+  if (values.back() > threshold * largest) return {size, value(size - 1) / value(size)};
+  Rank best;
   for (int64_t k = 1; k < size; ++k) {
-    if (values[k] > threshold * largest) continue;
     const double gap = value(k - 1) / value(k);
-    if (gap > space.gap) {
-      space.gap = gap;
-      space.rank = k;
-    }
+    if (values[k] <= threshold * largest && gap > best.gap) best = {k, gap};
   }
+  return best;
 }
 
 }  // namespace
@@ -74,18 +78,34 @@ NullSpace null_space(const Testbed& testbed, const Parameters& params,
   // it squares the singular values, and the small ones drown in rounding.)
   auto triangle = at::zeros({0, space.parameters}, at::kDouble);
   int64_t rows = 0;
-  for (int64_t b = 0; options.batches ? b < *options.batches : rows < wanted; ++b) {
-    const auto batch = testbed.batch(options.batch_seed + static_cast<uint64_t>(b), at::kDouble);
-    const auto more = jacobian(testbed, params, batch.inputs, options.log_softmax);
+  int64_t batches = 0;
+  const auto draw = [&] {
+    const auto seed = options.batch_seed + static_cast<uint64_t>(batches++);
+    const auto more =
+        jacobian(testbed, params, testbed.batch(seed, at::kDouble).inputs, options.log_softmax);
     rows += more.size(0);
     triangle = std::get<1>(at::linalg_qr(at::cat({triangle, more}), "r"));
+  };
+  const auto rank = [&] {
+    const auto sigma = at::linalg_svdvals(triangle);
+    return decide_rank(to_vector(sigma), options.threshold).rank;
+  };
+  if (options.batches) {
+    while (batches < *options.batches) draw();
+  } else {
+    while (rows < wanted) draw();
+    for (int64_t before = -1, now = rank(); now != before; now = rank()) {
+      before = now;
+      draw();
+    }
   }
   TORCH_CHECK(rows >= space.parameters, "null_space: ", rows, " rows for ", space.parameters,
               " parameters leave directions unseen; use more batches");
   const auto [u, sigma, v] = at::linalg_svd(triangle, /*full_matrices=*/false);
-  space.singular_values.assign(sigma.const_data_ptr<double>(),
-                               sigma.const_data_ptr<double>() + sigma.numel());
-  decide_rank(space, options.threshold);
+  space.singular_values = to_vector(sigma);
+  const auto [found, gap] = decide_rank(space.singular_values, options.threshold);
+  space.rank = found;
+  space.gap = gap;
   space.dimension = space.parameters - space.rank;
   space.basis = v.narrow(0, space.rank, space.dimension).t().contiguous();
   space.column_norms = triangle.norm(2, {0});

@@ -18,8 +18,9 @@ struct NullSpaceOptions {
   /// What the loss sees of the outputs: log_softmax of the logits under cross-entropy, else the
   /// outputs themselves.
   bool log_softmax = true;
-  /// Batches are drawn until there are this many rows of the Jacobian per parameter. Two: then what
-  /// depends on the batches at hand, rather than on the network, is not mistaken for structure.
+  /// Batches are drawn until there are this many rows of the Jacobian per parameter, and then until
+  /// one more does not raise the rank: what depends on the inputs at hand, rather than on the
+  /// network, must not be mistaken for structure.
   double rows_per_parameter = 2;
   /// Draw this many batches instead.
   std::optional<int64_t> batches = {};
