@@ -39,13 +39,13 @@ void multiply_(const BoundLeg& leg, const at::Tensor& matrices, at::Tensor& x) {
 /// The same Gram matrix with fixed generic weights on the entries: covariant as well, and not
 /// degenerate where the plain one is (orthogonal initialisation, a whitened side).
 at::Tensor weighted_gram(const GaugePlan& gauge, const Tensors& x) {
-  at::Tensor total;
+  auto total = at::zeros_like(identity(gauge));
   for (const auto& leg : gauge.legs) {
+    if (leg.mixed_later) continue;
     const auto part = leg.blocks->take(x[leg.tensor]).to(at::kCPU);
     const auto index = at::arange(1, part.size(-1) + 1, at::kDouble);
     const auto weights = (index * 0.6180339887498949).frac() + 0.5;
-    const auto product = (part * weights).matmul(transposed(part));
-    total = total.defined() ? total + product : product;
+    total += (part * weights).matmul(transposed(part));
   }
   return total;
 }

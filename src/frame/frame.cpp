@@ -48,7 +48,9 @@ Tensors Frame::centred(const Component& component, const std::vector<bool>& drai
   for (const size_t d : component.drains) {
     if (!drained[d]) continue;
     const auto& drain = plan_.drains[d];
-    emptied[d] = drain.matrix_map.gather_vector(drain.source_map.scatter(x[drain.source]), 0);
+    // A copy: the vector itself is about to be centred.
+    emptied[d] =
+        drain.matrix_map.gather_vector(drain.source_map.scatter(x[drain.source]), 0).clone();
     x[drain.sink] += read_through(drain, x[drain.matrix], emptied[d]);
   }
   for (const size_t k : component.gauges) {
@@ -224,6 +226,9 @@ void Frame::project_shifts_(Chart& chart, Tensors& vectors) const {
   for (const size_t k : chart.component->gauges) {
     const auto& gauge = plan_.gauges[k];
     if (!gauge.is_shift() || !chart.active[k]) continue;
+    if (chart.passive[gauge.legs.front().tensor] && !vectors[gauge.legs.front().tensor].defined()) {
+      continue;  // takes no step
+    }
     // A mean along an axis that is turned is one in the axes before they were.
     for (size_t l = 0; l < gauge.shift_legs(); ++l) {
       const auto& leg = gauge.legs[l];

@@ -289,15 +289,15 @@ void add_radial_modes(Plan& plan) {
   }
 }
 
+bool touches(const GaugePlan& gauge, size_t tensor) {
+  return std::any_of(gauge.legs.begin(), gauge.legs.end(),
+                     [&](const BoundLeg& leg) { return leg.tensor == tensor; });
+}
+
 /// Whether moving one gauge along its orbit changes what another one is re-balanced by.
 bool is_coupled(const Plan& plan, const std::vector<size_t>& gauges) {
   const auto is_section = [&](size_t k) {
     return plan.gauges[k].is_scale() || plan.gauges[k].is_linear();
-  };
-  const auto touches = [&](size_t k, size_t tensor) {
-    const auto& legs = plan.gauges[k].legs;
-    return std::any_of(legs.begin(), legs.end(),
-                       [&](const BoundLeg& leg) { return leg.tensor == tensor; });
   };
   for (const size_t k : gauges) {
     const auto& gauge = plan.gauges[k];
@@ -311,7 +311,7 @@ bool is_coupled(const Plan& plan, const std::vector<size_t>& gauges) {
       if (!folded && by.is_scale() && by.coordinates == Coordinates::folded) continue;
 
       for (size_t l = 0; l < (folded ? 1 : gauge.legs.size()); ++l) {
-        if (touches(other, gauge.legs[l].tensor)) return true;
+        if (touches(by, gauge.legs[l].tensor)) return true;
       }
     }
   }
@@ -360,6 +360,15 @@ void add_components(Plan& plan) {
     };
     std::stable_sort(component.gauges.begin(), component.gauges.end(),
                      [&](size_t a, size_t b) { return rank(a) < rank(b); });
+    for (size_t i = 0; i < component.gauges.size(); ++i) {
+      for (auto& leg : plan.gauges[component.gauges[i]].legs) {
+        if (!leg.blocks) continue;
+        for (size_t j = i + 1; j < component.gauges.size(); ++j) {
+          const auto& later = plan.gauges[component.gauges[j]];
+          leg.mixed_later |= later.gauge.mixes() && touches(later, leg.tensor);
+        }
+      }
+    }
     component.coupled = is_coupled(plan, component.gauges);
     plan.components.push_back(std::move(component));
   }

@@ -21,6 +21,18 @@ decltype(Testbed::batch) token_sums(int64_t vocabulary, int64_t multiplier, int6
   };
 }
 
+/// Patches drawn at random, and the class whose direction their mean lies along most.
+decltype(Testbed::batch) patch_classes(const VitBlockOptions& options) {
+  check_positive("batch_size", options.batch_size);
+  const auto directions = normal({options.d_patch, options.classes}, 1,
+                                 generator(options.teacher_seed, Stream::teacher));
+  return [options, directions](uint64_t seed, at::ScalarType dtype) {
+    const auto patches = normal({options.batch_size, options.patches, options.d_patch}, 1,
+                                generator(seed, Stream::batch));
+    return Batch{patches.to(dtype), patches.mean(1).matmul(directions).argmax(-1)};
+  };
+}
+
 }  // namespace
 
 Testbed layer_norm_block(const LayerNormBlockOptions& options) {
@@ -35,9 +47,12 @@ Testbed layer_norm_block(const LayerNormBlockOptions& options) {
                            .layers = options.layers,
                            .feed_forwards = {{"mlp", FeedForward::Kind::relu},
                                              {"squared_mlp", FeedForward::Kind::squared_relu}},
+                           .norm_eps = options.norm_eps,
                            .gain_spread = options.gain_spread,
                            .bias_spread = options.bias_spread,
-                           .residual_shifts = options.residual_shifts});
+                           .fixed_embedding = options.fixed_embedding,
+                           .residual_shifts = options.residual_shifts,
+                           .gauges = options.gauges});
   bed.name = "layer norm block";
   bed.batch =
       token_sums(options.vocabulary, options.multiplier, options.batch_size, options.sequence);
@@ -56,14 +71,64 @@ Testbed rms_norm_block(const RmsNormBlockOptions& options) {
                                   .feed_forwards = {{"mlp", FeedForward::Kind::swiglu}},
                                   .norm = Norm::rms,
                                   .gain_is_offset = options.gain_is_offset,
-                                  .learned_positions = false,
+                                  .norm_eps = options.norm_eps,
+                                  .rotary = {.pairing = channel_maps::Pairing::half_split},
                                   .attention_biases = false,
                                   .feed_forward_biases = false,
                                   .unembedding_bias = false,
-                                  .gain_spread = options.gain_spread});
+                                  .gain_spread = options.gain_spread,
+                                  .fixed_embedding = options.fixed_embedding,
+                                  .gauges = options.gauges});
   bed.name = options.gain_is_offset ? "rms norm block (1 + w)" : "rms norm block";
   bed.batch =
       token_sums(options.vocabulary, options.multiplier, options.batch_size, options.sequence);
+  return bed;
+}
+
+Testbed gpt_j_block(const GptJBlockOptions& options) {
+  auto bed = transformer_testbed(
+      {.vocabulary = options.vocabulary,
+       .classes = options.vocabulary,
+       .d_model = options.d_model,
+       .heads = options.heads,
+       .kv_heads = options.heads,
+       .d_ff = options.d_ff,
+       .sequence = options.sequence,
+       .layers = options.layers,
+       .feed_forwards = {{"mlp", FeedForward::Kind::squared_relu}},
+       .parallel = true,
+       .norm_eps = options.norm_eps,
+       .rotary = {.pairing = channel_maps::Pairing::interleaved, .size = options.rotary_size},
+       .attention_biases = false,
+       .gain_spread = options.gain_spread,
+       .bias_spread = options.bias_spread,
+       .fixed_embedding = options.fixed_embedding,
+                                  .gauges = options.gauges});
+  bed.name = "gpt-j block";
+  bed.batch =
+      token_sums(options.vocabulary, options.multiplier, options.batch_size, options.sequence);
+  return bed;
+}
+
+Testbed vit_block(const VitBlockOptions& options) {
+  auto bed = transformer_testbed({.d_patch = options.d_patch,
+                                  .classes = options.classes,
+                                  .d_model = options.d_model,
+                                  .heads = options.heads,
+                                  .kv_heads = options.heads,
+                                  .d_ff = options.d_ff,
+                                  .sequence = options.patches,
+                                  .layers = options.layers,
+                                  .feed_forwards = {{"mlp", FeedForward::Kind::squared_relu}},
+                                  .norm_eps = options.norm_eps,
+                                  .causal = false,
+                                  .readout = Readout::class_token,
+                                  .gain_spread = options.gain_spread,
+                                  .bias_spread = options.bias_spread,
+                                  .fixed_embedding = options.fixed_embedding,
+                                  .gauges = options.gauges});
+  bed.name = "vit block";
+  bed.batch = patch_classes(options);
   return bed;
 }
 

@@ -12,7 +12,7 @@ namespace ddc::testbeds {
 
 /// What random numbers are for. Each purpose has a stream of its own: the weights of seed 1 and the
 /// batch of seed 1 must not be the same numbers.
-enum class Stream : uint64_t { parameters = 1, batch, teacher, split };
+enum class Stream : uint64_t { parameters = 1, batch, teacher, split, embedding };
 
 at::Generator generator(uint64_t seed, Stream stream);
 

@@ -12,7 +12,6 @@
 namespace ddc::testbeds {
 namespace {
 
-constexpr double norm_eps = 1e-5;
 constexpr double rotary_base = 10000;
 
 /// [batch, time, heads * head_size] -> [batch, groups, heads / groups, time, head_size].
@@ -22,17 +21,25 @@ at::Tensor split_heads(const at::Tensor& x, int64_t heads, int64_t groups) {
 }
 
 /// Turns what stands at the positions `first`, `first` + 1, ...
-at::Tensor rotate(const at::Tensor& x, int64_t first) {
+at::Tensor rotate(const at::Tensor& x, int64_t first, const Rotary& rotary) {
   const int64_t time = x.size(-2);
-  const int64_t planes = x.size(-1) / 2;
+  const int64_t size = rotary.size.value_or(x.size(-1));
+  const int64_t planes = size / 2;
   const auto exponents = at::arange(planes, at::kDouble) / static_cast<double>(planes);
   const auto angles =
       at::outer(at::arange(first, first + time, at::kDouble), at::pow(rotary_base, -exponents));
   const auto cos = angles.cos().to(x.scalar_type());
   const auto sin = angles.sin().to(x.scalar_type());
-  const auto a = x.narrow(-1, 0, planes);
-  const auto b = x.narrow(-1, planes, planes);
-  return at::cat({a * cos - b * sin, b * cos + a * sin}, -1);
+  // As (two, planes) or (planes, two): the pairings differ in nothing else.
+  const bool interleaved = rotary.pairing == channel_maps::Pairing::interleaved;
+  const int64_t two = interleaved ? -1 : -2;
+  const auto pairs =
+      x.narrow(-1, 0, size)
+          .unflatten(-1, interleaved ? at::IntArrayRef({planes, 2}) : at::IntArrayRef({2, planes}));
+  const auto a = pairs.select(two, 0);
+  const auto b = pairs.select(two, 1);
+  const auto turned = at::stack({a * cos - b * sin, b * cos + a * sin}, two).flatten(-2);
+  return at::cat({turned, x.narrow(-1, size, x.size(-1) - size)}, -1);
 }
 
 }  // namespace
@@ -62,37 +69,40 @@ at::Tensor relu_stack(const Parameters& params, int64_t depth, int64_t degree,
   return h;
 }
 
-at::Tensor layer_norm(const Parameters& params, const std::string& layer, const at::Tensor& x) {
+at::Tensor layer_norm(const Parameters& params, const std::string& layer, const at::Tensor& x,
+                      double eps) {
   const auto shift = find(params, layer + ".bias");
   return at::layer_norm(x, {x.size(-1)}, params[layer + ".weight"].tensor,
-                        shift ? std::optional(shift->tensor) : std::nullopt, norm_eps);
+                        shift ? std::optional(shift->tensor) : std::nullopt, eps);
 }
 
 at::Tensor rms_norm(const Parameters& params, const std::string& layer, const at::Tensor& x,
-                    bool gain_is_offset) {
+                    bool gain_is_offset, double eps) {
   const auto& weight = params[layer + ".weight"].tensor;
-  const auto scale = (x.square().mean(-1, /*keepdim=*/true) + norm_eps).rsqrt();
+  const auto scale = (x.square().mean(-1, /*keepdim=*/true) + eps).rsqrt();
   return x * scale * (gain_is_offset ? weight + 1 : weight);
 }
 
 at::Tensor attention(const Parameters& params, const std::string& layer, const at::Tensor& x,
                      const Attention& shape) {
   const int64_t time = x.size(1);
-  const int64_t first = shape.last_query_only ? time - 1 : 0;
-  auto query = split_heads(linear(params, layer + ".query", x.narrow(1, first, time - first)),
+  const int64_t first = shape.only_position.value_or(0);
+  const int64_t queries = shape.only_position ? 1 : time;
+  auto query = split_heads(linear(params, layer + ".query", x.narrow(1, first, queries)),
                            shape.heads, shape.kv_heads);
   auto key = split_heads(linear(params, layer + ".key", x), shape.kv_heads, shape.kv_heads);
   const auto value =
       split_heads(linear(params, layer + ".value", x), shape.kv_heads, shape.kv_heads);
-  if (shape.rotary) {
-    query = rotate(query, first);
-    key = rotate(key, 0);
+  if (shape.rotary.on()) {
+    query = rotate(query, first, shape.rotary);
+    key = rotate(key, 0, shape.rotary);
   }
   const double scale = 1 / std::sqrt(static_cast<double>(query.size(-1)));
-  const auto future = at::ones({time - first, time}, at::kBool).triu(first + 1);
-  const auto scores = (query * scale)
-                          .matmul(key.transpose(-1, -2))
-                          .masked_fill(future, -std::numeric_limits<double>::infinity());
+  auto scores = (query * scale).matmul(key.transpose(-1, -2));
+  if (shape.causal) {
+    const auto future = at::ones({queries, time}, at::kBool).triu(first + 1);
+    scores = scores.masked_fill(future, -std::numeric_limits<double>::infinity());
+  }
   const auto heads = scores.softmax(-1).matmul(value).permute({0, 3, 1, 2, 4});
   return linear(params, layer + ".output", heads.flatten(2));
 }

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "ddc/gauge/channel_map.h"
 #include "ddc/testbeds/testbed.h"
 
 // The layers from which all testbeds are built, as functions of a table of parameters. A layer
@@ -22,21 +23,37 @@ at::Tensor relu_power(const at::Tensor& x, int64_t degree);
 /// Layers "layers.0" to "layers.<depth - 1>" with relu_power between each two.
 at::Tensor relu_stack(const Parameters& params, int64_t depth, int64_t degree, const at::Tensor& x);
 
-at::Tensor layer_norm(const Parameters& params, const std::string& layer, const at::Tensor& x);
+/// Added to the variance, or mean square, of what a norm divides.
+inline constexpr double default_norm_eps = 1e-5;
+
+at::Tensor layer_norm(const Parameters& params, const std::string& layer, const at::Tensor& x,
+                      double eps = default_norm_eps);
 
 /// With the gain as stored, or as (1 + w).
 at::Tensor rms_norm(const Parameters& params, const std::string& layer, const at::Tensor& x,
-                    bool gain_is_offset);
+                    bool gain_is_offset, double eps = default_norm_eps);
 
-/// Causal attention of `x` [batch, time, d_model] with the layers `layer`.query, .key, .value and
-/// .output. `heads / kv_heads` consecutive query heads share a key and value head. Rotary: position
-/// t turns the pair (i, i + d/2) of every head by an angle proportional to t.
+/// Position t turns each plane of a head by an angle proportional to t.
+struct Rotary {
+  /// How coordinates are paired into planes; none: attention does not know positions.
+  channel_maps::Pairing pairing = channel_maps::Pairing::none;
+  /// Only the first coordinates of each head, as many as this, are turned, the others pass through
+  /// (GPT-J, NeoX). Unset: all are.
+  std::optional<int64_t> size = {};
+
+  bool on() const { return pairing != channel_maps::Pairing::none; }
+};
+
+/// Attention of `x` [batch, time, d_model] with the layers `layer`.query, .key, .value and .output.
+/// `heads / kv_heads` consecutive query heads share a key and value head.
 struct Attention {
   int64_t heads = 1;
   int64_t kv_heads = 1;
-  bool rotary = false;
-  /// The result has one position, the last.
-  bool last_query_only = false;
+  Rotary rotary = {};
+  /// Positions see none that come after them.
+  bool causal = true;
+  /// The result has this position alone. Unset: all of them.
+  std::optional<int64_t> only_position = {};
 };
 at::Tensor attention(const Parameters& params, const std::string& layer, const at::Tensor& x,
                      const Attention& shape);

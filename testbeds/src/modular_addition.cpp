@@ -59,7 +59,7 @@ Testbed modular_addition(const ModularAdditionOptions& options) {
        .attention_biases = options.attention_biases,
        .final_norm = options.final_norm,
        .unembedding_bias = false,
-       .last_position_only = true,
+       .readout = Readout::last_position,
        .embedding_spread = 1 / std::sqrt(static_cast<double>(options.d_model)),
        .gain_spread = options.gain_spread,
        .bias_spread = options.bias_spread,

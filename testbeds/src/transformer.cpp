@@ -2,15 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
-
-#include "ddc/gauge/attention.h"
-#include "ddc/gauge/channel_map.h"
-#include "ddc/gauge/norm_scale.h"
-#include "ddc/gauge/rescale.h"
-#include "ddc/gauge/shift.h"
 #include "draw.h"
-#include "layers.h"
 #include "options.h"
 
 namespace ddc::testbeds {
@@ -18,26 +10,60 @@ namespace {
 
 using Kind = FeedForward::Kind;
 
+/// The seed of embeddings that are not parameters.
+constexpr uint64_t fixed_embedding_seed = 0;
+
 void check(const Transformer& network) {
-  check_positive("vocabulary", network.vocabulary);
+  network.d_patch ? check_positive("d_patch", *network.d_patch)
+                  : check_positive("vocabulary", network.vocabulary);
+  check_positive("classes", network.classes);
   check_positive("d_model", network.d_model);
   check_positive("heads", network.heads);
   check_positive("kv_heads", network.kv_heads);
   check_positive("d_ff", network.d_ff);
   check_positive("sequence", network.sequence);
   check_positive("layers", network.layers);
+  TORCH_CHECK(network.norm_eps >= 0, "testbed option norm_eps must be >= 0, got ",
+              network.norm_eps);
   TORCH_CHECK(network.d_model % network.heads == 0, "testbed option heads must divide d_model (",
               network.d_model, "), got ", network.heads);
   TORCH_CHECK(network.heads % network.kv_heads == 0, "testbed option kv_heads must divide heads (",
               network.heads, "), got ", network.kv_heads);
-  TORCH_CHECK(network.learned_positions || network.d_model / network.heads % 2 == 0,
-              "rotary attention needs heads of even size, got ", network.d_model, " / ",
-              network.heads);
+  const int64_t head_size = network.d_model / network.heads;
+  if (const auto size = network.rotary.size) {
+    TORCH_CHECK(*size > 0 && *size % 2 == 0 && *size <= head_size,
+                "testbed option rotary_size must be even and between 2 and the size of a head (",
+                head_size, "), got ", *size);
+  } else {
+    TORCH_CHECK(!network.rotary.on() || head_size % 2 == 0,
+                "rotary attention needs heads of even size, got ", network.d_model, " / ",
+                network.heads);
+  }
+  TORCH_CHECK(network.readout != Readout::class_token || !network.causal,
+              "a class token stands first and sees nothing if attention is causal");
 }
 
 std::string layer_name(int64_t l) { return "layers." + std::to_string(l) + "."; }
 
-int64_t relu_degree(Kind kind) { return kind == Kind::squared_relu ? 2 : 1; }
+/// What embeds the inputs. The bias of the patches is a row, as tokens, positions and the class
+/// token are: a shift moves all its legs by the same vector, so only rows can be exchanged.
+void add_embedding(const Transformer& network, Initializer& weights) {
+  const auto add_rows = [&](const std::string& name, int64_t rows, double spread) {
+    weights.add(name, {rows, network.d_model}, spread);
+  };
+  if (network.d_patch) {
+    weights.add_linear("patch_embedding", network.d_model, *network.d_patch);
+    add_rows("patch_embedding.bias", 1, network.bias_spread);
+  } else {
+    add_rows("embedding.weight", network.vocabulary, network.embedding_spread);
+  }
+  const bool class_token = network.readout == Readout::class_token;
+  if (class_token) add_rows("class_token.weight", 1, network.embedding_spread);
+  if (!network.rotary.on()) {
+    add_rows("positions.weight", network.sequence + (class_token ? 1 : 0),
+             network.embedding_spread);
+  }
+}
 
 Parameters init(const Transformer& network, uint64_t seed, at::ScalarType dtype) {
   Initializer weights(seed, dtype);
@@ -53,26 +79,23 @@ Parameters init(const Transformer& network, uint64_t seed, at::ScalarType dtype)
     bias ? weights.add_linear(name, out, in, network.bias_spread)
          : weights.add_linear(name, out, in);
   };
-  weights.add("embedding.weight", {network.vocabulary, network.d_model}, network.embedding_spread);
-  if (network.learned_positions) {
-    weights.add("positions.weight", {network.sequence, network.d_model}, network.embedding_spread);
-  }
+  const auto add_branch = [&](const Branch& branch) {
+    for (const auto& reader : branch.readers()) {
+      const bool query = reader.ends_with(".query");
+      branch.feed_forward
+          ? add_linear(reader, network.d_ff, network.d_model, network.feed_forward_biases)
+          : add_linear(reader, query ? network.d_model : d_kv, network.d_model,
+                       network.attention_biases);
+    }
+    branch.feed_forward
+        ? add_linear(branch.writer(), network.d_model, network.d_ff, network.feed_forward_biases)
+        : add_linear(branch.writer(), network.d_model, network.d_model, network.attention_biases);
+  };
+  if (!network.fixed_embedding) add_embedding(network, weights);
   for (int64_t l = 0; l < network.layers; ++l) {
-    const auto layer = layer_name(l);
-    add_norm(layer + "attention_norm");
-    const auto attention = layer + "attention.";
-    add_linear(attention + "query", network.d_model, network.d_model, network.attention_biases);
-    add_linear(attention + "key", d_kv, network.d_model, network.attention_biases);
-    add_linear(attention + "value", d_kv, network.d_model, network.attention_biases);
-    add_linear(attention + "output", network.d_model, network.d_model, network.attention_biases);
-    for (const auto& part : network.feed_forwards) {
-      const auto name = layer + part.name;
-      add_norm(name + "_norm");
-      if (part.kind == Kind::swiglu) {
-        add_linear(name + ".gate", network.d_ff, network.d_model, network.feed_forward_biases);
-      }
-      add_linear(name + ".up", network.d_ff, network.d_model, network.feed_forward_biases);
-      add_linear(name + ".down", network.d_model, network.d_ff, network.feed_forward_biases);
+    for (const auto& step : residual_steps(network, l)) {
+      add_norm(step.norm);
+      for (const auto& branch : step.branches) add_branch(branch);
     }
   }
   if (network.final_norm) add_norm("final_norm");
@@ -80,174 +103,121 @@ Parameters init(const Transformer& network, uint64_t seed, at::ScalarType dtype)
   return weights.parameters();
 }
 
-at::Tensor logits(const Transformer& network, const Parameters& params, const at::Tensor& tokens) {
+/// The tables that are not parameters, in float64; empty if all are.
+Parameters fixed_tables(const Transformer& network) {
+  if (!network.fixed_embedding) return {};
+  Initializer weights(fixed_embedding_seed, at::kDouble, Stream::embedding);
+  add_embedding(network, weights);
+  return weights.parameters();
+}
+
+Parameters detached(const Parameters& tables, at::ScalarType dtype) {
+  Parameters result;
+  for (const auto& [name, tensor] : tables) result.add(name, tensor.detach().to(dtype));
+  return result;
+}
+
+at::Tensor embed(const Transformer& network, const Parameters& tables, const at::Tensor& inputs) {
+  const auto table = [&](const char* name) { return tables[name].tensor; };
+  auto x = network.d_patch
+               ? at::linear(inputs, table("patch_embedding.weight")) + table("patch_embedding.bias")
+               : at::embedding(table("embedding.weight"), inputs);
+  if (network.readout == Readout::class_token) {
+    x = at::cat({table("class_token.weight").expand({x.size(0), 1, network.d_model}), x}, 1);
+  }
+  return network.rotary.on() ? x : x + table("positions.weight");
+}
+
+std::optional<int64_t> read_position(const Transformer& network, int64_t time) {
+  switch (network.readout) {
+    case Readout::every_position:
+      break;
+    case Readout::last_position:
+      return time - 1;
+    case Readout::class_token:
+      return 0;
+  }
+  return std::nullopt;
+}
+
+at::Tensor feed_forward(const Parameters& params, const std::string& name, Kind kind,
+                        const at::Tensor& x) {
+  if (kind == Kind::swiglu) return swiglu(params, name, x);
+  return linear(params, name + ".down",
+                relu_power(linear(params, name + ".up", x), relu_degree(kind)));
+}
+
+at::Tensor logits(const Transformer& network, const Parameters& fixed, const Parameters& params,
+                  const at::Tensor& inputs) {
   const auto norm = [&](const std::string& name, const at::Tensor& x) {
-    return network.norm == Norm::layer ? layer_norm(params, name, x)
-                                       : rms_norm(params, name, x, network.gain_is_offset);
+    return network.norm == Norm::layer
+               ? layer_norm(params, name, x, network.norm_eps)
+               : rms_norm(params, name, x, network.gain_is_offset, network.norm_eps);
   };
-  auto x = at::embedding(params["embedding.weight"].tensor, tokens);
-  if (network.learned_positions) x = x + params["positions.weight"].tensor;
+  const auto dtype = params["unembedding.weight"].tensor.scalar_type();
+  auto x = embed(network, network.fixed_embedding ? detached(fixed, dtype) : params, inputs);
   for (int64_t l = 0; l < network.layers; ++l) {
-    const auto layer = layer_name(l);
-    // After the last attention positions do not meet any more: only the one asked for is computed.
-    const bool narrow = network.last_position_only && l + 1 == network.layers;
-    const auto mixed = attention(params, layer + "attention", norm(layer + "attention_norm", x),
+    for (const auto& step : residual_steps(network, l)) {
+      // After the last attention positions do not meet any more: only the one asked for is
+      // computed.
+      const bool narrows = !step.branches.front().feed_forward && l + 1 == network.layers;
+      const auto position = narrows ? read_position(network, x.size(1)) : std::nullopt;
+      const auto keep = [&](const at::Tensor& all) {
+        return position ? all.narrow(1, *position, 1) : all;
+      };
+      const auto read = norm(step.norm, x);
+      x = keep(x);
+      for (const auto& branch : step.branches) {
+        x = x + (branch.feed_forward
+                     ? feed_forward(params, branch.name, *branch.feed_forward, keep(read))
+                     : attention(params, branch.name, read,
                                  {.heads = network.heads,
                                   .kv_heads = network.kv_heads,
-                                  .rotary = !network.learned_positions,
-                                  .last_query_only = narrow});
-    x = (narrow ? x.narrow(1, x.size(1) - 1, 1) : x) + mixed;
-    for (const auto& part : network.feed_forwards) {
-      const auto name = layer + part.name;
-      const auto read = norm(name + "_norm", x);
-      x = x +
-          (part.kind == Kind::swiglu
-               ? swiglu(params, name, read)
-               : linear(params, name + ".down",
-                        relu_power(linear(params, name + ".up", read), relu_degree(part.kind))));
+                                  .rotary = network.rotary,
+                                  .causal = network.causal,
+                                  .only_position = position}));
+      }
     }
   }
   if (network.final_norm) x = norm("final_norm", x);
   const auto result = linear(params, "unembedding", x);
-  return network.last_position_only ? result.squeeze(1) : result;
-}
-
-/// LayerNorm subtracts the mean over channels, so what writes to a residual stream that is only
-/// read through LayerNorms may add the same to every channel: a constant per token, per position,
-/// per column of an output projection.
-Gauge residual_mean_shift(const NamedTensor& writer, int64_t channel_axis) {
-  Gauge gauge;
-  gauge.name = writer.name + ":mean";
-  gauge.kind = "residual mean shift";
-  gauge.action = Action::shift;
-  gauge.channels = 1;
-  gauge.legs = {{.tensor = writer.name,
-                 .axis = channel_axis,
-                 .exponent = 1,
-                 .channel_of = channel_maps::whole(writer.tensor.size(channel_axis))}};
-  return gauge;
-}
-
-/// Token and position embedding are only read as a sum: what all tokens of a class gain, the
-/// positions at which they stand may lose.
-Gauge embedding_exchange(const Transformer& network, const Parameters& params) {
-  const auto classes = [](const std::vector<int64_t>& given, int64_t size) {
-    return given.empty() ? channel_maps::whole(size) : given;
-  };
-  const auto token_class = classes(network.token_class, network.vocabulary);
-  Gauge gauge;
-  gauge.name = "embedding.weight:exchange";
-  gauge.kind = "embedding exchange";
-  gauge.action = Action::shift;
-  gauge.channels = *std::max_element(token_class.begin(), token_class.end()) + 1;
-  gauge.legs = {{.tensor = params["embedding.weight"].name,
-                 .axis = 0,
-                 .exponent = 1,
-                 .channel_of = token_class},
-                {.tensor = params["positions.weight"].name,
-                 .axis = 0,
-                 .exponent = -1,
-                 .channel_of = classes(network.position_class, network.sequence)}};
-  return gauge;
-}
-
-void add_attention_gauges(const Transformer& network, const Parameters& params,
-                          const std::string& attention, std::vector<Gauge>& gauges) {
-  gauges.push_back(
-      qk_scale({.query = params[attention + "query.weight"],
-                .query_bias = find(params, attention + "query.bias"),
-                .key = params[attention + "key.weight"],
-                .key_bias = find(params, attention + "key.bias"),
-                .heads = network.heads,
-                .kv_heads = network.kv_heads,
-                .pairing = network.learned_positions ? channel_maps::Pairing::none
-                                                     : channel_maps::Pairing::half_split}));
-  gauges.push_back(vo_scale({.value = params[attention + "value.weight"],
-                             .value_bias = find(params, attention + "value.bias"),
-                             .output = params[attention + "output.weight"],
-                             .heads = network.heads,
-                             .kv_heads = network.kv_heads}));
-  // Rotary attention turns the key bias differently at every position; it is seen then.
-  const auto key_bias = find(params, attention + "key.bias");
-  if (key_bias && network.learned_positions) gauges.push_back(null_shift(*key_bias));
-}
-
-std::vector<Gauge> gauges(const Transformer& network, const Parameters& params) {
-  std::vector<Gauge> result;
-  const auto add_norm_gauge = [&](const std::string& norm,
-                                  const std::vector<std::string>& readers) {
-    NormScale spec;
-    spec.gain = params[norm + ".weight"];
-    spec.shift = find(params, norm + ".bias");
-    for (const auto& reader : readers) spec.readers.push_back(params[reader + ".weight"]);
-    spec.gain_is_offset = network.gain_is_offset;
-    result.push_back(norm_scale(spec));
-  };
-  // A tensor that writes to the residual stream is free in its mean only if every reader is a
-  // LayerNorm: without a final norm the unembedding sees it.
-  const bool mean_is_free =
-      network.residual_shifts && network.norm == Norm::layer && network.final_norm;
-  const auto add_mean_shifts = [&](const std::string& writer) {
-    if (!mean_is_free) return;
-    result.push_back(residual_mean_shift(params[writer + ".weight"], /*channel_axis=*/0));
-    if (const auto bias = find(params, writer + ".bias")) {
-      result.push_back(residual_mean_shift(*bias, /*channel_axis=*/0));
-    }
-  };
-
-  for (const auto* table : {"embedding.weight", "positions.weight"}) {
-    const auto embedding = find(params, table);
-    if (mean_is_free && embedding) {
-      result.push_back(residual_mean_shift(*embedding, /*channel_axis=*/1));
-    }
-  }
-  if (network.residual_shifts && network.learned_positions) {
-    result.push_back(embedding_exchange(network, params));
-  }
-  for (int64_t l = 0; l < network.layers; ++l) {
-    const auto layer = layer_name(l);
-    const auto attention = layer + "attention.";
-    add_norm_gauge(layer + "attention_norm",
-                   {attention + "query", attention + "key", attention + "value"});
-    add_attention_gauges(network, params, attention, result);
-    add_mean_shifts(attention + "output");
-    for (const auto& part : network.feed_forwards) {
-      const auto name = layer + part.name;
-      const auto& up = params[name + ".up.weight"];
-      const auto up_bias = find(params, name + ".up.bias");
-      const auto& down = params[name + ".down.weight"];
-      if (part.kind == Kind::swiglu) {
-        add_norm_gauge(name + "_norm", {name + ".gate", name + ".up"});
-        result.push_back(glu_rescale({.up = up, .up_bias = up_bias, .down = {down}}));
-      } else {
-        add_norm_gauge(name + "_norm", {name + ".up"});
-        result.push_back(relu_rescale({.in = up,
-                                       .in_bias = up_bias,
-                                       .out = {down},
-                                       .degree = static_cast<double>(relu_degree(part.kind))}));
-      }
-      add_mean_shifts(name + ".down");
-    }
-  }
-  if (network.final_norm) add_norm_gauge("final_norm", {"unembedding"});
-  result.push_back(cross_entropy_shift(params["unembedding.weight"]));
-  if (const auto bias = find(params, "unembedding.bias")) {
-    result.push_back(cross_entropy_shift(*bias));
-  }
-  return result;
+  return network.readout == Readout::every_position ? result : result.squeeze(1);
 }
 
 }  // namespace
+
+std::vector<std::string> Branch::readers() const {
+  if (!feed_forward) return {name + ".query", name + ".key", name + ".value"};
+  if (feed_forward == Kind::swiglu) return {name + ".gate", name + ".up"};
+  return {name + ".up"};
+}
+
+std::string Branch::writer() const { return name + (feed_forward ? ".down" : ".output"); }
+
+std::vector<ResidualStep> residual_steps(const Transformer& network, int64_t layer) {
+  const auto prefix = layer_name(layer);
+  std::vector<Branch> branches = {{.name = prefix + "attention"}};
+  for (const auto& part : network.feed_forwards) {
+    branches.push_back({.name = prefix + part.name, .feed_forward = part.kind});
+  }
+  if (network.parallel) return {{.norm = prefix + "norm", .branches = branches}};
+  std::vector<ResidualStep> steps;
+  for (const auto& branch : branches) {
+    steps.push_back({.norm = branch.name + "_norm", .branches = {branch}});
+  }
+  return steps;
+}
 
 Testbed transformer_testbed(const Transformer& network) {
   check(network);
   Testbed bed;
   bed.init = [network](uint64_t seed, at::ScalarType dtype) { return init(network, seed, dtype); };
-  bed.outputs = [network](const Parameters& params, const at::Tensor& inputs) {
-    return logits(network, params, inputs);
+  bed.outputs = [network, fixed = fixed_tables(network)](const Parameters& params,
+                                                         const at::Tensor& inputs) {
+    return logits(network, fixed, params, inputs);
   };
   bed.loss = cross_entropy(bed.outputs);
-  bed.gauges = [network](const Parameters& params) { return gauges(network, params); };
+  bed.gauges = [network](const Parameters& params) { return transformer_gauges(network, params); };
   return bed;
 }
 

@@ -1,51 +1,74 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ddc/testbeds/testbed.h"
+#include "layers.h"
 
 namespace ddc::testbeds {
 
 enum class Norm { layer, rms };
 
-/// One feed-forward part of a layer, `x += f(norm(x))`.
+/// Which positions the logits are read from.
+enum class Readout {
+  every_position,
+  last_position,
+  /// A learned vector that is put before the others.
+  class_token,
+};
+
+/// One feed-forward part of a layer.
 struct FeedForward {
   enum class Kind { relu, squared_relu, swiglu };
-  /// Its tensors are "layers.<l>.<name>_norm.weight", "layers.<l>.<name>.up.weight", ...
+  /// Its tensors are "layers.<l>.<name>.up.weight", ...
   std::string name;
   Kind kind = Kind::relu;
 };
 
-/// The causal transformer of which `layer_norm_block`, `rms_norm_block` and `modular_addition` are
-/// three settings: embedding, layers of attention and feed-forward parts with a norm before each,
-/// unembedding.
+/// The transformer of which the blocks and `modular_addition` are settings: embedding, layers of
+/// attention and feed-forward parts that read the residual stream through norms, unembedding.
 struct Transformer {
   int64_t vocabulary = 0;
+  /// The inputs are vectors of this size, mapped linearly to the residual stream, instead of
+  /// tokens.
+  std::optional<int64_t> d_patch = {};
   int64_t classes = 0;
   int64_t d_model = 0;
   int64_t heads = 1;
   int64_t kv_heads = 1;
   int64_t d_ff = 0;
+  /// Number of tokens or vectors, without the class token.
   int64_t sequence = 0;
   int64_t layers = 1;
   std::vector<FeedForward> feed_forwards;
+  /// Attention and feed-forward parts read one norm and are added together, x += attention(n(x)) +
+  /// feed_forward(n(x)). Else they come one after the other, each with a norm of its own.
+  bool parallel = false;
   Norm norm = Norm::layer;
   bool gain_is_offset = false;
-  /// Learned positions, or else rotary attention.
-  bool learned_positions = true;
+  /// The smaller, the more nearly the norms forget the scale of the residual stream.
+  double norm_eps = default_norm_eps;
+  /// If it is not on, positions are learned.
+  Rotary rotary = {};
+  bool causal = true;
   bool attention_biases = true;
   bool feed_forward_biases = true;
   bool final_norm = true;
   bool unembedding_bias = true;
-  /// Logits of the last position only: [batch, classes] instead of [batch, time, classes].
-  bool last_position_only = false;
+  /// Logits are [batch, time, classes], or [batch, classes] if one position is read.
+  Readout readout = Readout::every_position;
   double embedding_spread = 1;
   double gain_spread = 0;
   double bias_spread = 0;
+  /// What embeds the inputs (positions and class token too) is the same for all seeds and not a
+  /// parameter. The data then fix the basis of the residual stream.
+  bool fixed_embedding = false;
   /// Whether `gauges` lists the shifts of the residual stream (see `LayerNormBlockOptions`).
   bool residual_shifts = true;
+  GaugeSet gauges = GaugeSet::abelian;
   /// Tokens of class k stand only at positions of class k. Empty: any token at any position.
   std::vector<int64_t> token_class = {};
   std::vector<int64_t> position_class = {};
@@ -53,5 +76,33 @@ struct Transformer {
 
 /// A testbed with this network and cross-entropy loss; `batch` is left to the task.
 Testbed transformer_testbed(const Transformer& network);
+
+// What the network and its list of gauges share.
+
+/// A function that is added to the residual stream.
+struct Branch {
+  std::string name;
+  /// Unset: attention.
+  std::optional<FeedForward::Kind> feed_forward = {};
+
+  /// The layers that read the norm, and the one that writes to the residual stream.
+  std::vector<std::string> readers() const;
+  std::string writer() const;
+};
+
+/// x += the sum over branches of branch(norm(x)).
+struct ResidualStep {
+  std::string norm;
+  /// Attention, if it is there, comes first.
+  std::vector<Branch> branches;
+};
+std::vector<ResidualStep> residual_steps(const Transformer& network, int64_t layer);
+
+inline int64_t relu_degree(FeedForward::Kind kind) {
+  return kind == FeedForward::Kind::squared_relu ? 2 : 1;
+}
+
+/// The gauges of the network: the one place where the list is put together.
+std::vector<Gauge> transformer_gauges(const Transformer& network, const Parameters& params);
 
 }  // namespace ddc::testbeds

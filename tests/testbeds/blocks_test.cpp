@@ -3,6 +3,10 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <set>
+#include <utility>
+
 #include "ddc/gauge/attention.h"
 #include "ddc/gauge/norm_scale.h"
 #include "ddc/gauge/rescale.h"
@@ -156,6 +160,109 @@ TEST(RmsNormBlock, NormScaleThatForgetsTheOffsetIsBroken) {
   EXPECT_GT(loss_change(bed, {gauge}, params, bed.batch(2, at::kDouble)), broken);
 }
 
+TEST(GptJBlock, HasTheGaugesOfItsLayers) {
+  const auto bed = gpt_j_block();
+  const auto params = bed.init(1, at::kDouble);
+  const auto gauges = bed.gauges(params);
+  EXPECT_EQ(
+      kinds_of(gauges),
+      (std::vector<std::string>{"CE bias shift", "CE row shift", "QK plane scale", "QK scale",
+                                "VO scale", "norm scale", "relu rescale", "residual mean shift"}));
+  EXPECT_EQ(dimension_of_kind(gauges, params, "norm scale"), 2 * 16);
+  EXPECT_EQ(dimension_of_kind(gauges, params, "QK plane scale"), 2 * 2);
+  EXPECT_EQ(dimension_of_kind(gauges, params, "QK scale"), 2);
+  EXPECT_EQ(dimension_of_kind(gauges, params, "VO scale"), 2);
+  EXPECT_EQ(dimension_of_kind(gauges, params, "relu rescale"), 24);
+  EXPECT_EQ(dimension_of_kind(gauges, params, "residual mean shift"), 11 + 16 + (24 + 1));
+}
+
+TEST(GptJBlock, IsCausal) { expect_causal(gpt_j_block({.layers = 2})); }
+
+TEST(GptJBlock, SeesTheOrderOfTokens) { expect_order_matters(gpt_j_block()); }
+
+TEST(GptJBlock, BothBranchesReadOneNorm) {
+  const auto bed = gpt_j_block();
+  const auto params = bed.init(1, at::kDouble);
+  EXPECT_FALSE(params.contains("layers.0.attention_norm.weight"));
+  EXPECT_FALSE(params.contains("layers.0.mlp_norm.weight"));
+  const auto gauge = gauge_called(bed.gauges(params), "layers.0.norm.weight:scale");
+  EXPECT_EQ(gauge.legs.size(), 2 + 4);  // gain, shift; query, key, value, up
+}
+
+TEST(GptJBlock, OnlyTheModelsPlanesAreAGauge) {
+  const auto bed = gpt_j_block();
+  const auto params = bed.init(1, at::kDouble);
+  const auto batch = bed.batch(2, at::kDouble);
+  QueryKey spec{.query = params["layers.0.attention.query.weight"],
+               .key = params["layers.0.attention.key.weight"],
+               .heads = 2,
+               .pairing = channel_maps::Pairing::half_split};
+  EXPECT_GT(loss_change(bed, {qk_scale(spec)}, params, batch), broken);
+  // In interleaved pairs the planes of the whole head go on where the turned ones end.
+  spec.pairing = channel_maps::Pairing::interleaved;
+  EXPECT_LE(loss_change(bed, {qk_scale(spec)}, params, batch), 1e-13);
+}
+
+TEST(GptJBlock, SingleCoordinatesAreFreeOnlyWhereTheyPassThrough) {
+  const auto bed = gpt_j_block();
+  const auto params = bed.init(1, at::kDouble);
+  const auto batch = bed.batch(2, at::kDouble);
+  auto gauge =
+      gauge_called(bed.gauges(params), "layers.0.attention.query.weight:qk_scale:pass_through");
+  const auto only = [&](int64_t coordinate) {
+    for (auto& leg : gauge.legs) {
+      leg.channel_of.assign(16, -1);
+      for (const int64_t head : {0, 1}) leg.channel_of[head * 8 + coordinate] = head;
+    }
+    return loss_change(bed, {gauge}, params, batch);
+  };
+  for (const int64_t coordinate : {0, 1, 2, 3}) EXPECT_GT(only(coordinate), 1e-6) << coordinate;
+  for (const int64_t coordinate : {4, 5, 6, 7}) EXPECT_LE(only(coordinate), 1e-13) << coordinate;
+}
+
+/// Every block, with the embedding learned and fixed.
+std::vector<std::pair<Testbed, Testbed>> learned_and_fixed() {
+  return {{layer_norm_block(), layer_norm_block({.fixed_embedding = true})},
+          {rms_norm_block(), rms_norm_block({.fixed_embedding = true})},
+          {gpt_j_block(), gpt_j_block({.fixed_embedding = true})},
+          {vit_block(), vit_block({.fixed_embedding = true})}};
+}
+
+TEST(Blocks, FixedEmbeddingsAreNotParameters) {
+  const std::set<std::string> tables{"embedding.weight", "positions.weight",
+                                     "patch_embedding.weight", "patch_embedding.bias",
+                                     "class_token.weight"};
+  for (const auto& [learned, fixed] : learned_and_fixed()) {
+    const auto params = fixed.init(1, at::kDouble);
+    for (const auto& [name, tensor] : learned.init(1, at::kDouble)) {
+      EXPECT_NE(params.contains(name), tables.contains(name)) << fixed.name << ": " << name;
+    }
+  }
+}
+
+TEST(Blocks, FixedEmbeddingsAreTheSameWheneverTheTestbedIsMade) {
+  const auto beds = learned_and_fixed();
+  const auto again = learned_and_fixed();
+  for (size_t k = 0; k < beds.size(); ++k) {
+    const auto& bed = beds[k].second;
+    const auto params = bed.init(1, at::kDouble);
+    const auto inputs = bed.batch(2, at::kDouble).inputs;
+    EXPECT_TRUE(at::equal(bed.outputs(params, inputs), again[k].second.outputs(params, inputs)));
+  }
+}
+
+TEST(Blocks, NormEpsReachesTheNorms) {
+  for (const auto& [small, large] :
+       {std::pair{layer_norm_block(), layer_norm_block({.norm_eps = 1})},
+        {rms_norm_block(), rms_norm_block({.norm_eps = 1})},
+        {gpt_j_block(), gpt_j_block({.norm_eps = 1})},
+        {vit_block(), vit_block({.norm_eps = 1})}}) {
+    const auto params = small.init(1, at::kDouble);
+    const auto batch = small.batch(2, at::kDouble);
+    EXPECT_GT(std::abs(loss_value(small, params, batch) - loss_value(large, params, batch)), 1e-4);
+  }
+}
+
 TEST(Blocks, TargetsFollowTheRule) {
   const auto batch = layer_norm_block().batch(2, at::kDouble);
   ASSERT_EQ(batch.inputs.sizes(), at::IntArrayRef({8, 6}));
@@ -176,6 +283,10 @@ TEST(Blocks, BadOptionsAreNamed) {
   expect_error([] { rms_norm_block({.heads = 16, .kv_heads = 16}); }, {"even", "16 / 16"});
   expect_error([] { layer_norm_block({.layers = 0}); }, {"layers", "0"});
   expect_error([] { layer_norm_block({.batch_size = 0}); }, {"batch_size", "0"});
+  expect_error([] { gpt_j_block({.rotary_size = 3}); }, {"rotary_size", "head (8)", "3"});
+  expect_error([] { gpt_j_block({.rotary_size = 10}); }, {"rotary_size", "head (8)", "10"});
+  expect_error([] { vit_block({.d_patch = 0}); }, {"d_patch", "0"});
+  expect_error([] { vit_block({.norm_eps = -1}); }, {"norm_eps", "-1"});
 }
 
 }  // namespace

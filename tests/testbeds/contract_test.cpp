@@ -12,6 +12,7 @@
 #include "ddc/testbeds/diagonal_network.h"
 #include "ddc/testbeds/mlp.h"
 #include "ddc/testbeds/modular_addition.h"
+#include "ddc/testbeds/runs.h"
 #include "ddc/testbeds/sparse_parity.h"
 #include "ddc/testbeds/teacher_student.h"
 #include "support.h"
@@ -46,6 +47,14 @@ std::vector<Case> cases() {
       {"RmsNormBlock", rms_norm_block(), 1e-2},
       {"RmsNormBlockTwoLayers", rms_norm_block({.layers = 2}), 1e-2},
       {"RmsNormBlockOffsetGain", rms_norm_block({.gain_is_offset = true}), 1e-2},
+      {"LayerNormBlockFixedEmbedding", layer_norm_block({.fixed_embedding = true}), 1e-2},
+      {"RmsNormBlockFixedEmbedding", rms_norm_block({.fixed_embedding = true}), 1e-2},
+      {"GptJBlock", gpt_j_block(), 1e-2},
+      {"GptJBlockTwoLayers", gpt_j_block({.layers = 2}), 1e-2},
+      {"GptJBlockAllRotary", gpt_j_block({.rotary_size = std::nullopt}), 1e-2},
+      {"GptJBlockFixedEmbedding", gpt_j_block({.fixed_embedding = true}), 1e-2},
+      {"VitBlock", vit_block(), 1e-2},
+      {"VitBlockFixedEmbedding", vit_block({.fixed_embedding = true}), 1e-2},
       {"ModularAddition",
        modular_addition(
            {.modulus = 13, .d_model = 16, .d_ff = 32, .gain_spread = 0.2, .bias_spread = 0.2}),
@@ -142,6 +151,8 @@ TEST_P(TestbedContract, LeavingOutAnIndexBreaksAShift) {
     EXPECT_GT(loss_change(bed, {gauge}, params, batch), broken) << gauge.name;
   }
 }
+
+TEST_P(TestbedContract, AllGaugesCanBeBoundTogether) { EXPECT_NO_THROW(observer(params, gauges)); }
 
 TEST_P(TestbedContract, GaugeNamesAreUnique) {
   std::set<std::string> names;

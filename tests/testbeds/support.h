@@ -88,4 +88,33 @@ inline int64_t dimension_of_kind(const std::vector<Gauge>& gauges, const Paramet
   return total;
 }
 
+/// All entries of a table in one vector, in the order of the table.
+inline at::Tensor flattened(const Parameters& params) {
+  std::vector<at::Tensor> entries;
+  for (const auto& [name, tensor] : params) entries.push_back(tensor.detach().flatten());
+  return at::cat(entries);
+}
+
+/// The directions in which the gauges move the parameters, as columns: differences of fourth order,
+/// so that they are exact up to rounding for all purposes here.
+inline at::Tensor tangents(const std::vector<Gauge>& gauges, const Parameters& params) {
+  constexpr double step = 1e-3;
+  std::vector<at::Tensor> columns;
+  for (const auto& gauge : gauges) {
+    const auto identity = identity_element(gauge, params);
+    for (int64_t i = 0; i < identity.numel(); ++i) {
+      const auto moved = [&](double size) {
+        const auto element = identity.clone();
+        element.view(-1)[i] = size;
+        const auto copy = params.clone();
+        act_(gauge, element, copy);
+        return flattened(copy);
+      };
+      columns.push_back((8 * (moved(step) - moved(-step)) - (moved(2 * step) - moved(-2 * step))) /
+                        (12 * step));
+    }
+  }
+  return at::stack(columns, 1);
+}
+
 }  // namespace ddc::testbeds

@@ -19,6 +19,17 @@ struct Batch {
   at::Tensor targets;
 };
 
+/// Which of its gauges a transformer testbed lists. Each contains the ones before it, where the groups
+/// do: the linear group of a head contains its scale and its rotation.
+enum class GaugeSet {
+  abelian,    ///< scales and shifts; of a head the scale, or that of its rotary planes
+  rotations,  ///< also the rotations of heads, or those of rotary planes
+  full,       ///< the linear groups of heads, and the gauges of biases and of norm kernels
+  /// Also the rotation of the residual stream, where no fixed embedding and no norm without a bias
+  /// behind it breaks it. The norms' gains then hold still.
+  with_residual_rotation,
+};
+
 /// A network and a task, as functions of a table of parameters: two copies of the parameters, one
 /// moved by a group element, can be trained side by side.
 ///
@@ -37,9 +48,7 @@ struct Testbed {
   std::function<Batch(uint64_t seed, at::ScalarType dtype)> batch;
   /// A scalar.
   std::function<at::Tensor(const Parameters& params, const Batch& batch)> loss;
-  /// Every abelian gauge of the network that can be written as legs. (Inside an attention head
-  /// only the scale of the whole head, or of a rotary plane: single coordinates may be scaled too,
-  /// but those scales are part of the head's linear group, which is not abelian.)
+  /// The gauges of the network: for transformers those of the GaugeSet that was asked for.
   std::function<std::vector<Gauge>(const Parameters& params)> gauges;
   /// What the loss compares with the targets: predictions, or logits with the classes last.
   std::function<at::Tensor(const Parameters& params, const at::Tensor& inputs)> outputs;
