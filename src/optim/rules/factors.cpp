@@ -43,11 +43,10 @@ at::Tensor traces(const at::Tensor& factor) {
   return factor.diagonal(0, -2, -1).sum(-1, /*keepdim=*/true, at::kDouble).unsqueeze(-1);
 }
 
-Spectrum spectrum(const at::Tensor& factor) {
+Spectrum spectrum(const at::Tensor& factor, at::ScalarType type) {
   auto [values, vectors] = at::linalg_eigh(factor.to(at::kDouble));
-  const double precision = factor.scalar_type() == at::kDouble
-                               ? std::numeric_limits<double>::epsilon()
-                               : std::numeric_limits<float>::epsilon();
+  const double precision = type == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                               : std::numeric_limits<float>::epsilon();
   // An n x n matrix of independent rounding errors has a norm of the order of sqrt(n) of them. The
   // 8 is room for the errors of the products and of the average, and is not critical.
   const double relative = 8 * std::sqrt(static_cast<double>(factor.size(-1))) * precision;

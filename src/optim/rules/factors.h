@@ -52,6 +52,7 @@ struct Spectrum {
   /// What rounding makes of an eigenvalue that is 0: below it, size and sign are noise.
   at::Tensor noise;
 };
-Spectrum spectrum(const at::Tensor& factor);
+/// `type` is the one in which the factor is kept.
+Spectrum spectrum(const at::Tensor& factor, at::ScalarType type);
 
 }  // namespace ddc::rules

@@ -54,7 +54,7 @@ at::Tensor eps_in_units(double eps, const at::Tensor& unit) {
 /// (factor / correction + eps I)^-exponent
 at::Tensor inverse_root(const at::Tensor& factor, double correction, const at::Tensor& eps,
                         double exponent) {
-  const auto [values, vectors, noise] = spectrum(factor);
+  const auto [values, vectors, noise] = spectrum(factor, factor.scalar_type());
   const auto raised = at::maximum(values, noise) / correction + eps.squeeze(-1);
   // All are 0 if the factor and eps are, and then there is nothing to be scaled.
   const auto powers = at::where(raised > 0, raised.pow(-exponent), 0.0);
