@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "ddc/gauge/attention_scale.h"
@@ -32,39 +33,33 @@ Gauge residual_mean_shift(const NamedTensor& writer, int64_t channel_axis) {
   return gauge;
 }
 
-/// What embeds an input and its position are only read as a sum: what all rows of a class gain, the
-/// positions at which they stand may lose.
-Gauge embedding_exchange(const NamedTensor& rows, const std::vector<int64_t>& row_class,
-                         const NamedTensor& positions, const std::vector<int64_t>& position_class) {
-  Gauge gauge;
-  gauge.name = rows.name + ":exchange";
-  gauge.kind = "embedding exchange";
-  gauge.action = Action::shift;
-  gauge.channels = *std::max_element(row_class.begin(), row_class.end()) + 1;
-  gauge.legs = {
-      {.tensor = rows.name, .axis = 0, .exponent = 1, .channel_of = row_class},
-      {.tensor = positions.name, .axis = 0, .exponent = -1, .channel_of = position_class}};
-  return gauge;
-}
-
-void add_embedding_exchanges(const Transformer& network, const Parameters& params,
-                             std::vector<Gauge>& gauges) {
+/// What embeds an input and its position are only read as a sum: what all inputs of a class gain,
+/// the positions at which they stand may lose. The class token is a class of its own. (One gauge for
+/// all classes: no two may shift the same axis of the positions.)
+std::optional<Gauge> embedding_exchange(const Transformer& network, const Parameters& params) {
   const auto positions = find(params, "positions.weight");
-  if (!network.residual_shifts || !positions) return;
+  if (!positions) return std::nullopt;
   const auto classes = [](const std::vector<int64_t>& given, int64_t size) {
     return given.empty() ? channel_maps::whole(size) : given;
   };
+  const auto& inputs = params[network.d_patch ? "patch_embedding.bias" : "embedding.weight"];
+  const auto input_class = classes(network.token_class, inputs.tensor.size(0));
   auto position_class = classes(network.position_class, network.sequence);
-  const auto class_token = find(params, "class_token.weight");
-  if (class_token) position_class.insert(position_class.begin(), -1);
-  const auto rows = params[network.d_patch ? "patch_embedding.bias" : "embedding.weight"];
-  gauges.push_back(embedding_exchange(rows, classes(network.token_class, rows.tensor.size(0)),
-                                      *positions, position_class));
-  if (class_token) {
-    std::vector<int64_t> first_only(positions->tensor.size(0), -1);
-    first_only.front() = 0;
-    gauges.push_back(embedding_exchange(*class_token, {0}, *positions, first_only));
+  Gauge gauge;
+  gauge.name = inputs.name + ":exchange";
+  gauge.kind = "embedding exchange";
+  gauge.action = Action::shift;
+  gauge.channels = *std::max_element(input_class.begin(), input_class.end()) + 1;
+  gauge.legs = {{.tensor = inputs.name, .axis = 0, .exponent = 1, .channel_of = input_class}};
+  if (const auto class_token = find(params, "class_token.weight")) {
+    const int64_t own_class = gauge.channels++;
+    position_class.insert(position_class.begin(), own_class);
+    gauge.legs.push_back(
+        {.tensor = class_token->name, .axis = 0, .exponent = 1, .channel_of = {own_class}});
   }
+  gauge.legs.push_back(
+      {.tensor = positions->name, .axis = 0, .exponent = -1, .channel_of = position_class});
+  return gauge;
 }
 
 /// A stretch of coordinates that is the same in every head.
@@ -172,7 +167,10 @@ std::vector<Gauge> transformer_gauges(const Transformer& network, const Paramete
                                             {"positions.weight", 1}}) {
     add_mean_shift(table, channel_axis);
   }
-  add_embedding_exchanges(network, params, result);
+  if (const auto exchange = embedding_exchange(network, params);
+      exchange && network.residual_shifts) {
+    result.push_back(*exchange);
+  }
   for (int64_t l = 0; l < network.layers; ++l) {
     for (const auto& step : residual_steps(network, l)) {
       std::vector<std::string> readers;

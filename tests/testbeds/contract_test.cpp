@@ -12,6 +12,7 @@
 #include "ddc/testbeds/diagonal_network.h"
 #include "ddc/testbeds/mlp.h"
 #include "ddc/testbeds/modular_addition.h"
+#include "ddc/testbeds/runs.h"
 #include "ddc/testbeds/sparse_parity.h"
 #include "ddc/testbeds/teacher_student.h"
 #include "support.h"
@@ -150,6 +151,8 @@ TEST_P(TestbedContract, LeavingOutAnIndexBreaksAShift) {
     EXPECT_GT(loss_change(bed, {gauge}, params, batch), broken) << gauge.name;
   }
 }
+
+TEST_P(TestbedContract, AllGaugesCanBeBoundTogether) { EXPECT_NO_THROW(observer(params, gauges)); }
 
 TEST_P(TestbedContract, GaugeNamesAreUnique) {
   std::set<std::string> names;
