@@ -76,13 +76,14 @@ void Frame::bind_() {
     bind_sections_(component, x);
     Tensors in_frames(plan_.tensors.size());
     for (const size_t t : component.tensors) in_frames[t] = in_units(x, t).clone();
+    // A Gram matrix is measured in the linear units of the other axes; rotations do not change it.
+    for (const size_t k : component.gauges) {
+      if (plan_.gauges[k].is_linear()) enter_frame_(plan_.gauges[k], gauge_states_[k], in_frames);
+    }
     for (const size_t k : component.gauges) {
       const auto& gauge = plan_.gauges[k];
-      if (!gauge.gauge.mixes()) continue;
-      auto& state = gauge_states_[k];
-      if (!gauge.is_linear()) bind_frame_(gauge, in_frames, state);
-      enter_frame_(gauge, state, in_frames);
-      align_frame_(gauge, state, in_frames);
+      if (gauge.gauge.action == Action::rotation) bind_frame_(gauge, in_frames, gauge_states_[k]);
+      if (gauge.gauge.mixes()) align_frame_(gauge, gauge_states_[k], in_frames);
     }
   }
 }

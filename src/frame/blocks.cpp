@@ -11,7 +11,9 @@ namespace {
 
 /// Eigenvalues nearer to each other than this share of the largest are taken for one: their
 /// eigenvectors would be accurate to rounding divided by the gap only.
-constexpr double kCluster = 1e-3;
+constexpr double kCluster = 3e-3;
+/// Weightings of which the one that tells a cluster's directions apart best is taken.
+constexpr int kWeightings = 16;
 /// Sides with a condition number above the root of the inverse of this are not of full rank.
 constexpr double kFullRank = 1e-11;
 /// Sums of eigenvalues below this share of the largest do not fix an angle.
@@ -37,17 +39,30 @@ void multiply_(const BoundLeg& leg, const at::Tensor& matrices, at::Tensor& x) {
 }
 
 /// The same Gram matrix with fixed generic weights on the entries: covariant as well, and not
-/// degenerate where the plain one is (orthogonal initialisation, a whitened side).
-at::Tensor weighted_gram(const GaugePlan& gauge, const Tensors& x) {
-  auto total = at::zeros_like(identity(gauge));
+/// degenerate where the plain one is (orthogonal initialisation, a whitened side). Several of them,
+/// [weightings, blocks, block, block].
+at::Tensor weighted_grams(const GaugePlan& gauge, const Tensors& x) {
+  std::vector<at::Tensor> totals(kWeightings, at::zeros_like(identity(gauge)));
   for (const auto& leg : gauge.legs) {
     if (leg.mixed_later) continue;
     const auto part = leg.blocks->take(x[leg.tensor]).to(at::kCPU);
     const auto index = at::arange(1, part.size(-1) + 1, at::kDouble);
-    const auto weights = (index * 0.6180339887498949).frac() + 0.5;
-    total += (part * weights).matmul(transposed(part));
+    for (int w = 0; w < kWeightings; ++w) {
+      const auto weights = (index * std::sqrt(2.0 + w)).cos() + 1.5;
+      totals[w] = totals[w] + (part * weights).matmul(transposed(part));
+    }
   }
-  return total;
+  return at::stack(totals);
+}
+
+/// The eigenbasis, within the span of `columns`, of the matrix whose eigenvalues there are farthest
+/// apart. (The choice is invariant, so the basis is covariant.)
+at::Tensor best_told_apart(const at::Tensor& columns, const at::Tensor& matrices) {
+  const auto inside = symmetric(columns.t().matmul(matrices).matmul(columns));
+  const auto [values, vectors] = at::linalg_eigh(inside);
+  const auto gaps = (values.narrow(1, 1, values.size(1) - 1) -
+                     values.narrow(1, 0, values.size(1) - 1)).amin(1);
+  return columns.matmul(vectors[gaps.argmax().item<int64_t>()]);
 }
 
 /// An orthonormal basis of the columns' span that is as near to the columns of `guide` as can be, of
@@ -63,8 +78,10 @@ at::Tensor aligned(const at::Tensor& columns, const at::Tensor& guide) {
 
 /// The eigenbasis of symmetric matrices, columns by ascending eigenvalue. Within clusters of nearly
 /// equal eigenvalues it follows the identity if `keep` (the frame there is now), else the weighted
-/// Gram matrix.
-at::Tensor eigenbasis(const at::Tensor& matrices, const at::Tensor& weighted, bool keep) {
+/// Gram matrices.
+at::Tensor eigenbasis(const at::Tensor& matrices, const GaugePlan& gauge, const Tensors& x,
+                      bool keep) {
+  at::Tensor weighted;
   auto [values, vectors] = at::linalg_eigh(symmetric(matrices));
   vectors = vectors.contiguous();
   const int64_t size = values.size(1);
@@ -78,8 +95,8 @@ at::Tensor eigenbasis(const at::Tensor& matrices, const at::Tensor& weighted, bo
       at::Tensor basis;
       if (keep) basis = aligned(columns.clone(), at::eye(size, at::kDouble));
       if (!basis.defined()) {
-        const auto inside = symmetric(columns.t().matmul(weighted[b]).matmul(columns));
-        basis = columns.matmul(std::get<1>(at::linalg_eigh(inside)));
+        if (!weighted.defined()) weighted = weighted_grams(gauge, x);
+        basis = best_told_apart(columns, weighted.select(1, b));
       }
       columns.copy_(basis);
     }
@@ -180,7 +197,7 @@ void bind_frame_(const GaugePlan& gauge, const Tensors& x, GaugeState& state) {
 
 void align_frame_(const GaugePlan& gauge, GaugeState& state, Tensors& x) {
   const auto grams = gram(gauge, x);
-  const auto basis = eigenbasis(grams, weighted_gram(gauge, x), /*keep=*/false);
+  const auto basis = eigenbasis(grams, gauge, x, /*keep=*/false);
   state.frame = state.frame.matmul(basis);
   state.eigenvalues =
       transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1).clone();
@@ -325,7 +342,7 @@ at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, 
   }
   if (!moving.any().item<bool>()) return {};
   const auto basis = where_block(
-      moving, eigenbasis(grams, weighted_gram(gauge, x), /*keep=*/true), identity(gauge));
+      moving, eigenbasis(grams, gauge, x, /*keep=*/true), identity(gauge));
   state.frame = state.frame.matmul(basis);
   const auto turned = transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1);
   state.eigenvalues = at::where(moving.unsqueeze(-1), turned, state.eigenvalues);

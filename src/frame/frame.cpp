@@ -140,13 +140,25 @@ void Frame::open_gradients_(Chart& chart, const std::vector<bool>& has_gradient,
     }
     chart.g[t] = g;
   }
-  // At constant effective bias a matrix is not seen through what it reads of the vector.
+  // At constant effective biases neither the vectors nor what matrices read of them is seen there.
+  Tensors of_biases(plan_.drains.size());
   for (const size_t d : component.drains) {
     const auto& drain = plan_.drains[d];
-    auto& gradient = chart.g[drain.matrix];
-    if (!chart.drained[d] || !gradient.defined()) continue;
-    const auto of_bias = along_axis(chart.g[drain.sink], 1 - drain.matrix_map.axis());
-    gradient.sub_((of_bias * emptied[d]).to(gradient.options()));
+    if (!chart.drained[d]) continue;
+    of_biases[d] = along_axis(chart.g[drain.sink].clone(), 1 - drain.matrix_map.axis());
+  }
+  for (const size_t d : component.drains) {
+    const auto& drain = plan_.drains[d];
+    const auto& of_bias = of_biases[d];
+    if (!of_bias.defined()) continue;
+    auto& of_source = chart.g[drain.source];
+    if (of_source.defined()) {
+      const auto& matrix = plan_.tensors[drain.matrix].tensor.detach();
+      const auto read = drain.matrix_map.scatter_all(matrix * of_bias);
+      of_source.sub_(drain.source_map.gather_vector(read, 0).to(of_source.options()));
+    }
+    auto& of_matrix = chart.g[drain.matrix];
+    if (of_matrix.defined()) of_matrix.sub_((of_bias * emptied[d]).to(of_matrix.options()));
   }
   for (const size_t t : component.tensors) {
     auto& g = chart.g[t];
@@ -432,7 +444,7 @@ void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) 
     // In balanced and polar coordinates a unit that is left alone is an r that is left alone.
     if (gauge.coordinates != Coordinates::folded) continue;
     const auto r = ratio(gauge, chart.squares, smallest_norm(plan_, gauge));
-    if (gauge.gauge.hold == Hold::ratio) {
+    if (gauge.hold == Hold::ratio) {
       state.log_unit = at::where(state.bound & r.alive,
                                  (state.held - r.value) / gauge.ratio_weight(), state.log_unit);
     } else {

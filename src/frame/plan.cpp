@@ -117,9 +117,6 @@ void check_blocks(const Plan& plan, const TensorPlan& tensor) {
       TORCH_CHECK(!seen_through || plan.gauges[scale.gauge].coordinates == Coordinates::folded,
                   "gauge '", gauge.name, "' acts through '", leg.through.gain, "', so gauge '",
                   other.name, "' must have folded coordinates");
-      TORCH_CHECK(!seen_through || other.hold == Hold::unit, "gauge '", gauge.name,
-                  "' turns what reads '", leg.through.gain, "', so gauge '", other.name,
-                  "' must hold the unit (hold = unit): the ratio of single channels is not invariant");
     }
     for (const auto& other : tensor.blocks) {
       if (&other == &use) continue;
@@ -127,6 +124,19 @@ void check_blocks(const Plan& plan, const TensorPlan& tensor) {
       TORCH_CHECK(act_apart(leg, other_gauge.legs[other.leg]), "gauges '", gauge.name, "' and '",
                   other_gauge.name, "' both mix axis ", leg.axis, " of '", tensor.name, "'");
     }
+  }
+}
+
+/// A gain that other gauges act through stays as it is: its ratio to single channels of its readers
+/// is not theirs to keep, and their elements mean something else once it has moved.
+void choose_hold(Plan& plan) {
+  for (auto& gauge : plan.gauges) {
+    if (!gauge.is_scale()) continue;
+    const auto& first = plan.tensors[gauge.legs.front().tensor];
+    gauge.hold = gauge.gauge.hold.value_or(first.read_by.empty() ? Hold::ratio : Hold::unit);
+    TORCH_CHECK(first.read_by.empty() || gauge.hold == Hold::unit, "gauge '",
+                plan.gauges[first.read_by.front()].gauge.name, "' acts through '", first.name,
+                "', so gauge '", gauge.gauge.name, "' must hold the unit (hold = unit)");
   }
 }
 
@@ -457,7 +467,7 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
         gain.offset = leg.through.gain_offset;
         gain.read_by.push_back(k);
       }
-      if (!leg.through.shift.empty()) plan.tensors[find(leg.through.shift)].read_by.push_back(k);
+      if (!leg.through.shift.empty()) find(leg.through.shift);
       if (!leg.through.bias.empty()) bound.bias = find(leg.through.bias);
       compiled.legs.push_back(std::move(bound));
     }
@@ -481,6 +491,7 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
     plan.gauges.push_back(std::move(compiled));
   }
   check_sharing(plan);
+  choose_hold(plan);
   add_drains(plan, index);
   add_polar_nodes(plan);
   add_radial_modes(plan);

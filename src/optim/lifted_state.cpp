@@ -55,7 +55,7 @@ json describe(const Gauge& gauge, const GaugePlan& plan) {
   json result = {{"name", gauge.name},
           {"action", to_string(gauge.action)},
           {"coordinates", to_string(plan.coordinates)},
-          {"hold", to_string(gauge.hold)},
+          {"hold", to_string(plan.hold)},
           {"vertical", to_string(gauge.vertical)},
           {"radial", to_string(gauge.radial)},
           {"channels", gauge.channels},

@@ -144,7 +144,7 @@ bool all_readers_have_biases(const NormReaders& norm) {
                      [](const NormReaders::Reader& reader) { return reader.bias.has_value(); });
 }
 
-void add_norm_gauges(const Transformer& network, const NormReaders& norm, bool turned,
+void add_norm_gauges(const Transformer& network, const NormReaders& norm,
                      std::vector<Gauge>& gauges) {
   NormScale scale{.gain = norm.gain,
                   .shift = norm.shift,
@@ -152,7 +152,6 @@ void add_norm_gauges(const Transformer& network, const NormReaders& norm, bool t
                   .gain_is_offset = norm.gain_is_offset};
   for (const auto& reader : norm.readers) scale.readers.push_back(reader.weight);
   gauges.push_back(norm_scale(scale));
-  if (turned) gauges.back().hold = Hold::unit;
   if (!has(network, GaugeSet::full) || network.norm != Norm::layer) return;
   for (auto& gauge : norm_kernel_shifts(norm)) gauges.push_back(std::move(gauge));
   if (all_readers_have_biases(norm)) gauges.push_back(norm_shift_exchange(norm));
@@ -206,7 +205,7 @@ std::vector<Gauge> transformer_gauges(const Transformer& network, const Paramete
       exchange && network.residual_shifts) {
     result.push_back(*exchange);
   }
-  for (const auto& norm : norms) add_norm_gauges(network, norm, turned, result);
+  for (const auto& norm : norms) add_norm_gauges(network, norm, result);
   for (int64_t l = 0; l < network.layers; ++l) {
     for (const auto& step : residual_steps(network, l)) {
       for (const auto& branch : step.branches) {

@@ -64,6 +64,7 @@ struct Side {
 struct GaugePlan {
   Gauge gauge;
   Coordinates coordinates;
+  Hold hold = Hold::ratio;
   std::vector<BoundLeg> legs;
   Side plus;
   Side minus;
@@ -128,7 +129,7 @@ struct TensorPlan {
   /// Rotations and linear gauges.
   std::vector<Use> blocks;
   std::optional<SeenThrough> through;
-  /// Gauges that act through this tensor, as a gain or as a shift of a norm.
+  /// Gauges that act through this tensor as a gain.
   std::vector<size_t> read_by;
   /// Nodes through which polar gauges see the tensor, with the member's index in each.
   struct NodeUse {

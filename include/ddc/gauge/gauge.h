@@ -187,7 +187,8 @@ struct Gauge {
 
   /// Unset: folded where the first leg is a vector that others read through, balanced otherwise.
   std::optional<Coordinates> coordinates;
-  Hold hold = Hold::ratio;
+  /// Unset: the ratio; the unit where other gauges act through the first leg (a gain).
+  std::optional<Hold> hold;
   Vertical vertical = Vertical::frozen;
   Radial radial = Radial::linear;
   /// Largest change of the log of the joint scale in one step of the linear radial rule.
