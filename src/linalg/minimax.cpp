@@ -13,9 +13,9 @@ namespace {
 // Extended precision, because the equations below lose digits as the interval shrinks around 1.
 using Real = long double;
 
-/// x * sum_j weights[j] T_j(s), s the image of x^2 under the affine map of [low^2, high^2] to [-1, 1].
-/// In this basis the equations are well conditioned for intervals of every width; in powers of x they are
-/// not.
+/// x * sum_j weights[j] T_j(s), s the image of x^2 under the affine map of [low^2, high^2] to
+/// [-1, 1]. In this basis the equations are well conditioned for intervals of every width; in
+/// powers of x they are not.
 struct OddChebyshev {
   Real low;
   Real high;
@@ -63,7 +63,8 @@ struct OddChebyshev {
   }
 };
 
-/// The solution of a square system, by elimination with row pivots. `rows` have the right side last.
+/// The solution of a square system, by elimination with row pivots. `rows` have the right side
+/// last.
 std::vector<Real> solve(std::vector<std::vector<Real>> rows) {
   const size_t n = rows.size();
   for (size_t c = 0; c < n; ++c) {
@@ -111,10 +112,10 @@ Real peak_between(const OddChebyshev& p, Real low, Real high) {
   return (low + high) / 2;
 }
 
-/// The minimax odd polynomial with `count` coefficients and its error, by Remez' exchange: p is best when its
-/// error has one size and alternating signs at count + 1 points. These are both ends and
-/// the count - 1 positive zeros of p', so all of them are exchanged at once and none has to be searched for
-/// on a grid.
+/// The minimax odd polynomial with `count` coefficients and its error, by Remez' exchange: p is
+/// best when its error has one size and alternating signs at count + 1 points. These are both ends
+/// and the count - 1 positive zeros of p', so all of them are exchanged at once and none has to be
+/// searched for on a grid.
 std::pair<OddChebyshev, Real> minimax(Real low, Real high, size_t count) {
   OddChebyshev p{low, high, std::vector<Real>(count, 0)};
   std::vector<Real> points(count + 1);

@@ -15,29 +15,30 @@
 namespace ddc {
 namespace {
 
-/// Singular values below this times the largest one are taken for zero, in float64. The SVD leaves null
-/// directions at eps * n, 1e-13 for the largest sizes in use.
+/// Singular values below this times the largest one are taken for zero, in float64. The SVD leaves
+/// null directions at eps * n, 1e-13 for the largest sizes in use.
 constexpr double kDoubleRcond = 1e-11;
-/// The same for entries that were rounded to float32. Rounding adds a matrix of independent entries of
-/// relative size eps = 1.2e-7, whose singular values reach eps * sqrt(n) times the typical entry: a
-/// direction that is null by the structure of the network comes out at up to 3e-6 (n = 768) of the
-/// largest singular value, and would otherwise be blown up to 1. A true direction that small could
-/// not be told from it.
+/// The same for entries that were rounded to float32. Rounding adds a matrix of independent entries
+/// of relative size eps = 1.2e-7, whose singular values reach eps * sqrt(n) times the typical
+/// entry: a direction that is null by the structure of the network comes out at up to 3e-6 of the
+/// largest singular value (for n = 768), and would otherwise be blown up to 1. A true direction
+/// that small could not be told from it.
 constexpr double kFloatRcond = 3e-6;
 
-/// Singular values that `fast` and `sharpen` take to 1, relative to the bound of their normalisation.
+/// Singular values that `fast` and `sharpen` take to 1, relative to the bound of their
+/// normalisation.
 constexpr double kLower = 1e-3;
-/// Factors on the bound. Beyond their interval the polynomials grow quickly, and the next one magnifies that, so the
-/// bound must not come out too small by rounding: of TF32 and bfloat16 products for `fast`, of float32
-/// for `sharpen`, whose errors would otherwise reach 1.3e-2.
+/// Factors on the bound. Beyond their interval the polynomials grow quickly, and the next one
+/// magnifies that, so the bound must not come out too small by rounding: of TF32 and bfloat16
+/// products for `fast`, of float32 for `sharpen`, whose errors would otherwise reach 1.3e-2.
 constexpr double kFastSafety = 1.01;
 constexpr double kSharpenSafety = 1.0001;
 /// The power of R of which the bound is taken.
 constexpr int kBoundPower = 32;
 /// Keeps divisions by the norm of a zero matrix finite.
 constexpr double kTiny = std::numeric_limits<float>::min();
-/// R and Q follow each other only up to rounding, which the leading coefficients (the slopes at 0) multiply
-/// up in the smallest directions. At a product of 1e3 the Gram matrix is formed anew.
+/// R and Q follow each other only up to rounding, which the leading coefficients (the slopes at 0)
+/// multiply up in the smallest directions. At a product of 1e3 the Gram matrix is formed anew.
 constexpr double kLargestGrowth = 1e3;
 
 /// The matrices with entries of at most 1, by a power of 2, which rounds nothing.
@@ -56,8 +57,8 @@ at::Tensor exact_double(const at::Tensor& x) {
   return at::matmul(u * kept.unsqueeze(-2), vh);
 }
 
-/// For float32 and narrower, tall. The products of such entries are exact in float64, so its Gram matrix has
-/// singular values down to 1e-8 of the largest.
+/// For float32 and narrower, tall. The products of such entries are exact in float64, so its Gram
+/// matrix has singular values down to 1e-8 of the largest.
 at::Tensor exact_float(const at::Tensor& x) {
   const auto wide = x.to(at::kDouble);
   const auto [lambda, v] = at::linalg_eigh(at::matmul(wide.mT(), wide));
@@ -71,9 +72,9 @@ at::Tensor sum_of_diagonal(const at::Tensor& r) {
   return r.diagonal(0, -2, -1).sum(-1, /*keepdim=*/true).unsqueeze(-1);
 }
 
-/// A bound of the largest eigenvalue of symmetric r >= 0 by trace and Frobenius norm (Wolkowicz and Styan,
-/// 1980). Unlike row sums and power iterations it is the same in all orthonormal bases, so that
-/// normalising by it keeps polar(A m B) = A polar(m) B.
+/// A bound of the largest eigenvalue of symmetric r >= 0 by trace and Frobenius norm (Wolkowicz and
+/// Styan, 1980). Unlike row sums and power iterations it is the same in all orthonormal bases, so
+/// that normalising by it keeps polar(A m B) = A polar(m) B.
 at::Tensor wolkowicz_styan(const at::Tensor& r) {
   const auto n = static_cast<double>(r.size(-1));
   const auto sum = sum_of_diagonal(r);
@@ -82,9 +83,10 @@ at::Tensor wolkowicz_styan(const at::Tensor& r) {
   return (sum + ((n - 1) * variance).sqrt_()).div_(n);
 }
 
-/// The same for r with trace 1 by way of r^32, given r^2. What the bound has to spare is lost at the other end,
-/// where singular values fall below kLower: of r itself it can be sqrt(n) / 4 times too large (Gaussian
-/// matrices), its 32nd root is right to a few percent. The powers are small products.
+/// The same for r with trace 1 by way of r^32, given r^2. What the bound has to spare is lost at
+/// the other end, where singular values fall below kLower: of r itself it can be sqrt(n) / 4 times
+/// too large (Gaussian matrices), its 32nd root is right to a few percent. The powers are small
+/// products.
 at::Tensor largest_eigenvalue_bound(const at::Tensor& r2) {
   std::vector<at::Tensor> traces;
   auto power = r2;
@@ -95,14 +97,15 @@ at::Tensor largest_eigenvalue_bound(const at::Tensor& r2) {
     power = power / traces.back();
   }
   auto bound = wolkowicz_styan(power);
-  for (auto t = traces.rbegin(); t != traces.rend(); ++t) bound = (bound * *t).sqrt_();
+  for (size_t i = traces.size(); i-- > 0;) bound = (bound * traces[i]).sqrt_();
   // At least the mean, 1 / n. Only the zero matrix, which has no trace of 1, has to be told so.
   return bound.clamp_min_(1 / static_cast<double>(r2.size(-1)));
 }
 
-/// q(t) = sum of c[k] (t - center)^k, of which x q(x^2) is one polynomial of a composition. `slope` is q(0).
-/// In powers of t itself the terms of the first polynomial of degree nine reach hundreds where
-/// their sum is 0.02, which leaves three digits of float32; around the middle of the interval they stay small.
+/// q(t) = sum of c[k] (t - center)^k, of which x q(x^2) is one polynomial of a composition. `slope`
+/// is q(0). In powers of t itself the terms of the first polynomial of degree nine reach hundreds
+/// where their sum is 0.02, which leaves three digits of float32; around the middle of the interval
+/// they stay small.
 struct CenteredPolynomial {
   double center;
   std::vector<double> c;
@@ -144,8 +147,9 @@ at::Tensor evaluate(const CenteredPolynomial& q, const at::Tensor& r, const at::
   return z.add_(at::matmul(y2, upper));
 }
 
-/// Odd polynomials of the singular values of tall x, worked out on the small side: with R = x^T x, each
-/// polynomial x q(x^2) is multiplication by Z = q(R), and R becomes Z R Z. Q collects the factors.
+/// Odd polynomials of the singular values of tall x, worked out on the small side: with R = x^T x,
+/// each polynomial x q(x^2) is multiplication by Z = q(R), and R becomes Z R Z. Q collects the
+/// factors.
 at::Tensor gram_composition(at::Tensor x, const std::vector<CenteredPolynomial>& polynomials,
                             double safety) {
   auto r = at::matmul(x.mT(), x);
@@ -197,8 +201,8 @@ at::Tensor newton_schulz(at::Tensor x) {
   constexpr double kC = 2.0315;
   constexpr int kSteps = 5;
   constexpr double kEps = 1e-7;
-  // Not norm + eps, as in the post: x comes with entries of about 1, a power of 2 away from the input, and eps would
-  // be the one thing that depends on which.
+  // Not norm + eps, as in the post: x comes with entries of about 1, a power of 2 away from the
+  // input, and eps would be the one thing that depends on which.
   x = x / at::linalg_vector_norm(x, 2, {-2, -1}, /*keepdim=*/true).clamp_min_(kEps);
   for (int i = 0; i < kSteps; ++i) {
     const auto gram = at::matmul(x, x.mT());
@@ -211,7 +215,8 @@ at::Tensor newton_schulz(at::Tensor x) {
 at::Tensor polar_factor_of(const at::Tensor& m, PolarMethod method) {
   const bool tall = m.size(-2) >= m.size(-1);
   const auto type = m.scalar_type();
-  // The smaller side is the cheaper one for the Gram matrix. (Muon multiplies square matrices on the left.)
+  // The smaller side is the cheaper one for the Gram matrix. (Muon multiplies square matrices on
+  // the left.)
   const auto solve = [&](bool wanted_tall, at::ScalarType work_type, const auto& solver) {
     const bool flip = tall != wanted_tall && m.size(-2) != m.size(-1);
     // Contiguous, so that no digit of the result depends on strides.
@@ -232,9 +237,10 @@ at::Tensor polar_factor_of(const at::Tensor& m, PolarMethod method) {
   TORCH_CHECK(false, "unknown polar method ", static_cast<int>(method));
 }
 
-/// work(0), ..., work(count - 1), dealt out to ATen's threads, each of which calls BLAS and LAPACK on one
-/// thread. at::parallel_for would do nothing of the sort here: it is a template that is serial
-/// unless this file is compiled for OpenMP. An iterator over indices is ATen's compiled way to it.
+/// work(0), ..., work(count - 1), dealt out to ATen's threads, each of which calls BLAS and LAPACK
+/// on one thread. at::parallel_for would do nothing of the sort here: it is a template that is
+/// serial unless this file is compiled for OpenMP. An iterator over indices is ATen's compiled way
+/// to it.
 template <class Work>
 void for_each_index(int64_t count, const Work& work) {
   auto indices = at::arange(count, at::kLong);
@@ -279,8 +285,8 @@ at::Tensor polar_factor(const at::Tensor& m, PolarMethod method) {
   const auto matrix = m.detach();
   if (m.dim() == 2 || !m.is_cpu()) return polar_factor_of(matrix, method);
 
-  // On a CPU one matrix after the other, each on one core: batched LAPACK calls would use one core for all, and
-  // batched products would leave the cache between two steps.
+  // On a CPU one matrix after the other, each on one core: batched LAPACK calls would use one core
+  // for all, and batched products would leave the cache between two steps.
   const auto stack = matrix.reshape({-1, m.size(-2), m.size(-1)});
   auto result = at::empty(stack.sizes(), stack.options());
   const auto solve = [&](int64_t i) {

@@ -107,13 +107,13 @@ void MuonParamState::serialize(InputArchive& archive) {
   archive.read("momentum_buffer", momentum_buffer_, /*is_buffer=*/true);
 }
 
-Muon::Muon(const std::vector<OptimizerParamGroup>& groups, MuonOptions defaults)
+Muon::Muon(const std::vector<OptimizerParamGroup>& groups, const MuonOptions& defaults)
     : Optimizer(std::vector<OptimizerParamGroup>{}, std::make_unique<MuonOptions>(defaults)) {
   defaults.validate();
   for (const auto& group : groups) Muon::add_param_group(group);
 }
 
-Muon::Muon(std::vector<at::Tensor> params, MuonOptions defaults)
+Muon::Muon(std::vector<at::Tensor> params, const MuonOptions& defaults)
     : Muon(std::vector<OptimizerParamGroup>{OptimizerParamGroup(std::move(params))}, defaults) {}
 
 void Muon::add_param_group(const OptimizerParamGroup& group) {

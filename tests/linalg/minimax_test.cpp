@@ -1,5 +1,5 @@
-// The compositions of odd polynomials that take [lower, 1] to 1: as good as the theory says, and no accident of
-// rounding.
+// The compositions of odd polynomials that take [lower, 1] to 1: as good as the theory says, and no
+// accident of rounding.
 
 #include "ddc/linalg/minimax.h"
 

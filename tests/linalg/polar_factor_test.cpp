@@ -1,5 +1,5 @@
-// How far the singular values of each method's result are from 1, by condition number; that it commutes with
-// orthogonal changes of basis; and that no input is bad.
+// How far the singular values of each method's result are from 1, by condition number; that it
+// commutes with orthogonal changes of basis; and that no input is bad.
 
 #include "ddc/linalg/polar_factor.h"
 
@@ -81,7 +81,8 @@ TEST(PolarFactorExact, HasSingularValuesOfOneForEveryCondition) {
   for_conditions({1e1, 1e2, 1e3, 1e4}, [](at::ScalarType type, double condition, const Sample& x) {
     const auto u = polar_factor(x.matrix);
     EXPECT_LT(sigma_error(x.matrix, PolarMethod::exact), type == at::kDouble ? 1e-14 : 2e-7);
-    // The input's own rounding moves its singular vectors by as much as its smallest singular value allows.
+    // The input's own rounding moves its singular vectors by as much as its smallest singular value
+    // allows.
     const double eps = type == at::kDouble ? 1e-15 : 1e-7;
     EXPECT_LT(spectral_norm(u.to(at::kDouble) - x.polar), 10 * eps * condition);
     EXPECT_EQ(u.scalar_type(), type);

@@ -280,6 +280,7 @@ TEST(Muon, GoesOnFromAnArchiveToTheLastBit) {
   optimizer.save(out);
   out.save_to(stream);
   std::vector<at::Tensor> copies;
+  copies.reserve(params.size());
   for (const auto& param : params) copies.push_back(param.detach().clone().requires_grad_());
   auto resumed = make(copies, MuonOptions());
   torch::serialize::InputArchive in;

@@ -1,7 +1,7 @@
 // The C++ side of tests/python/test_muon_interop.py.
-//   muon_tool <input> <output>   steps the parameter "param" of a safetensors file with ddc::Muon on the
-//                                gradients "gradient.0", "gradient.1", ...; options are in its
-//                                metadata. Writes "param.1", ... after each step, and
+//   muon_tool <input> <output>   steps the parameter "param" of a safetensors file with ddc::Muon
+//                                on the gradients "gradient.0", "gradient.1", ...; options are in
+//                                its metadata. Writes "param.1", ... after each step, and
 //                                "momentum_buffer".
 
 #include <ATen/ATen.h>

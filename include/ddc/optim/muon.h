@@ -39,15 +39,16 @@ struct MuonParamState : public torch::optim::OptimizerParamState {
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-/// Muon as everyone knows it: torch.optim.Muon, and what it leaves out, stacks of matrices. It knows nothing of
-/// gauges. Parameters are matrices; with three axes a stack of matrices [count, rows, cols], each with a step of
-/// its own; with more (convolutions) matrices whose columns are all axes but the first.
+/// Muon as everyone knows it: torch.optim.Muon, and what it leaves out, stacks of matrices. It
+/// knows nothing of gauges. Parameters are matrices; with three axes a stack of matrices [count,
+/// rows, cols], each with a step of its own; with more (convolutions) matrices whose columns are
+/// all axes but the first.
 class Muon : public torch::optim::Optimizer {
  public:
   /// A group that has options (of type MuonOptions) keeps all of them; others get `defaults`.
   explicit Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                MuonOptions defaults = {});
-  explicit Muon(std::vector<at::Tensor> params, MuonOptions defaults = {});
+                const MuonOptions& defaults = {});
+  explicit Muon(std::vector<at::Tensor> params, const MuonOptions& defaults = {});
 
   /// Hides the base class's function, which loses the options of types it does not know.
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
