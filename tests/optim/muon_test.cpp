@@ -1,0 +1,299 @@
+// Muon against a reference that is written out here, and what it promises as a LibTorch optimizer.
+
+#include "ddc/optim/muon.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <sstream>
+
+#include "support/errors.h"
+#include "support/matrices.h"
+
+namespace ddc::tests {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+constexpr std::array kScales{UpdateScale::original, UpdateScale::match_rms_adamw,
+                             UpdateScale::frobenius};
+
+/// The polar factor by the SVD, and Muon's five steps entry by entry.
+at::Tensor reference_polar(const at::Tensor& m, PolarMethod method) {
+  if (method == PolarMethod::exact) {
+    const auto [u, s, vh] = at::linalg_svd(m, /*full_matrices=*/false);
+    return at::matmul(u, vh);
+  }
+  auto x = m / at::linalg_vector_norm(m);
+  for (int i = 0; i < 5; ++i) {
+    // On the right side always: it makes no difference but for rounding.
+    const auto a = at::matmul(x.t(), x);
+    x = 3.4445 * x - 4.7750 * at::matmul(x, a) + 2.0315 * at::matmul(at::matmul(x, a), a);
+  }
+  return x;
+}
+
+double reference_scale(const at::Tensor& m, UpdateScale scale) {
+  const auto rows = static_cast<double>(m.size(0));
+  const auto cols = static_cast<double>(m.size(1));
+  switch (scale) {
+    case UpdateScale::original:
+      return rows > cols ? std::sqrt(rows / cols) : 1;
+    case UpdateScale::match_rms_adamw:
+      return 0.2 * std::sqrt(rows > cols ? rows : cols);
+    case UpdateScale::frobenius:
+      return std::sqrt(m.square().sum().item<double>() / std::min(rows, cols));
+  }
+  return 0;
+}
+
+/// Muon on one matrix, with plain sums for the momentum.
+struct ReferenceMuon {
+  MuonOptions options;
+  at::Tensor average = {};
+
+  void step(at::Tensor& weight, const at::Tensor& gradient) {
+    const double mu = options.momentum();
+    const auto old = average.defined() ? average : at::zeros_like(gradient);
+    average = mu * old + (1 - mu) * gradient;
+    const auto direction = options.nesterov() ? mu * average + (1 - mu) * gradient : average;
+    weight = weight * (1 - options.lr() * options.weight_decay()) -
+             options.lr() * reference_scale(direction, options.scale()) *
+                 reference_polar(direction, options.method());
+  }
+};
+
+at::Tensor parameter(at::IntArrayRef shape, uint64_t seed) {
+  return normal(shape, seed).requires_grad_();
+}
+
+void set_gradient(const at::Tensor& param, uint64_t seed) {
+  param.mutable_grad() = normal(param.sizes(), seed).to(param.scalar_type());
+}
+
+double difference(const at::Tensor& a, const at::Tensor& b) {
+  return (a.detach() - b.detach()).abs().max().item<double>();
+}
+
+TEST(MuonRule, MomentumIsAMovingAverage) {
+  const auto g1 = normal({3, 4}, 1);
+  const auto g2 = normal({3, 4}, 2);
+  for (const bool nesterov : {false, true}) {
+    at::Tensor buffer;
+    const rules::MuonSettings settings{.momentum = 0.75, .nesterov = nesterov};
+    const auto first = rules::muon_momentum(g1, buffer, settings).clone();
+    const auto b1 = 0.25 * g1;
+    EXPECT_LT(difference(buffer, b1), 1e-15);
+    EXPECT_LT(difference(first, nesterov ? 0.75 * b1 + 0.25 * g1 : b1), 1e-15);
+    const auto second = rules::muon_momentum(g2, buffer, settings);
+    const auto b2 = 0.75 * b1 + 0.25 * g2;
+    EXPECT_LT(difference(buffer, b2), 1e-15);
+    EXPECT_LT(difference(second, nesterov ? 0.75 * b2 + 0.25 * g2 : b2), 1e-15);
+  }
+}
+
+TEST(MuonRule, DisplacementIsTheScaledPolarFactor) {
+  for (const auto scale : kScales) {
+    for (const auto method : {PolarMethod::exact, PolarMethod::newton_schulz}) {
+      for (const auto& shape : {std::vector<int64_t>{12, 5}, {5, 12}, {6, 6}, {1, 4}, {4, 1}}) {
+        SCOPED_TRACE(testing::Message() << to_string(scale) << ", " << to_string(method) << ", "
+                                        << at::IntArrayRef(shape));
+        const auto m = normal(shape, 3);
+        const auto step =
+            rules::muon_displacement(m, {.lr = 0.5, .method = method, .scale = scale});
+        const auto expected = -0.5 * reference_scale(m, scale) * reference_polar(m, method);
+        EXPECT_LT(difference(step, expected), 1e-12);
+      }
+    }
+  }
+}
+
+TEST(MuonRule, FrobeniusScaleKeepsTheNormOfEachMatrix) {
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    const auto size = at::tensor({1.0, 1e-20, 1e25}, at::kDouble).view({3, 1, 1});
+    const auto stack = (normal({3, 8, 5}, 4) * size).to(type);
+    const auto step = rules::muon_displacement(stack, {.lr = 1, .scale = UpdateScale::frobenius});
+    const auto norm = [](const at::Tensor& m) {
+      return at::linalg_vector_norm(m, 2, {-2, -1}, /*keepdim=*/false, at::kDouble);
+    };
+    EXPECT_TRUE(at::allclose(norm(step), norm(stack), 1e-5, 0));
+    EXPECT_EQ(step.scalar_type(), type);
+  }
+}
+
+TEST(MuonRule, GradientsOfZeroDoNotMove) {
+  for (const auto scale : kScales) {
+    const auto step = rules::muon_displacement(at::zeros({3, 4}), {.scale = scale});
+    EXPECT_EQ(step.abs().max().item<float>(), 0) << to_string(scale);
+  }
+}
+
+TEST(Muon, FollowsTheReference) {
+  for (const auto method : {PolarMethod::exact, PolarMethod::newton_schulz}) {
+    for (const auto scale : kScales) {
+      for (const bool nesterov : {true, false}) {
+        SCOPED_TRACE(testing::Message() << to_string(method) << ", " << to_string(scale)
+                                        << (nesterov ? ", nesterov" : ""));
+        const auto options = MuonOptions(0.03).weight_decay(0.2).momentum(0.9).nesterov(nesterov);
+        const auto param = parameter({9, 6}, 1);
+        auto expected = param.detach().clone();
+        Muon optimizer({param}, MuonOptions(options).method(method).scale(scale));
+        ReferenceMuon reference{MuonOptions(options).method(method).scale(scale)};
+        for (uint64_t step = 0; step < 10; ++step) {
+          set_gradient(param, 10 + step);
+          optimizer.step();
+          reference.step(expected, param.grad());
+        }
+        EXPECT_LT(difference(param, expected), 1e-11);
+      }
+    }
+  }
+}
+
+TEST(Muon, HasTheDefaultsOfTorch) {
+  const MuonOptions options;
+  EXPECT_EQ(options.lr(), 1e-3);
+  EXPECT_EQ(options.weight_decay(), 0.1);
+  EXPECT_EQ(options.momentum(), 0.95);
+  EXPECT_TRUE(options.nesterov());
+  EXPECT_EQ(options.method(), PolarMethod::newton_schulz);
+  EXPECT_EQ(options.scale(), UpdateScale::original);
+}
+
+TEST(Muon, StepsEachMatrixOfAStackAndFlattensConvolutions) {
+  for (const auto scale : kScales) {
+    SCOPED_TRACE(to_string(scale));
+    const auto options = MuonOptions(0.1).scale(scale);
+    const auto stack = parameter({3, 6, 4}, 1);
+    const auto kernel = parameter({5, 2, 3, 3}, 2);
+    std::vector<at::Tensor> alone;
+    for (int64_t i = 0; i < 3; ++i) alone.push_back(stack.detach()[i].clone().requires_grad_());
+    alone.push_back(kernel.detach().flatten(1).clone().requires_grad_());
+    Muon optimizer({stack, kernel}, options);
+    Muon matrices(alone, options);
+    for (uint64_t step = 0; step < 3; ++step) {
+      set_gradient(stack, 20 + step);
+      set_gradient(kernel, 30 + step);
+      for (int64_t i = 0; i < 3; ++i) alone[i].mutable_grad() = stack.grad()[i].clone();
+      alone[3].mutable_grad() = kernel.grad().flatten(1).clone();
+      optimizer.step();
+      matrices.step();
+    }
+    for (int64_t i = 0; i < 3; ++i) EXPECT_LT(difference(stack[i], alone[i]), 1e-14);
+    EXPECT_LT(difference(kernel.flatten(1), alone[3]), 1e-14);
+  }
+}
+
+TEST(Muon, LeavesGradientsAndParametersWithoutThemAlone) {
+  const auto a = parameter({3, 2}, 1);
+  const auto b = parameter({3, 2}, 2);
+  const auto b_before = b.detach().clone();
+  Muon optimizer({a, b});
+  set_gradient(a, 3);
+  const auto gradient = a.grad().clone();
+  const auto loss = optimizer.step([&] { return at::scalar_tensor(2.5); });
+  EXPECT_EQ(loss.item<double>(), 2.5);
+  EXPECT_TRUE(at::equal(a.grad(), gradient));
+  EXPECT_TRUE(at::equal(b, b_before));
+}
+
+TEST(Muon, GroupsKeepTheirOptions) {
+  const auto a = parameter({3, 2}, 1);
+  const auto b = parameter({3, 2}, 2);
+  const auto c = parameter({3, 2}, 3);
+  const auto own = MuonOptions(0.5).scale(UpdateScale::frobenius).method(PolarMethod::exact);
+  Muon optimizer(
+      {OptimizerParamGroup({a}, std::make_unique<MuonOptions>(own)), OptimizerParamGroup({b})},
+      MuonOptions(0.25).nesterov(false));
+  optimizer.add_param_group(OptimizerParamGroup({c}, std::make_unique<MuonOptions>(own)));
+  const auto options = [&](size_t g) {
+    return dynamic_cast<const MuonOptions&>(optimizer.param_groups().at(g).options());
+  };
+  for (const size_t g : {0, 2}) {
+    EXPECT_EQ(options(g).lr(), 0.5);
+    EXPECT_EQ(options(g).scale(), UpdateScale::frobenius);
+    EXPECT_EQ(options(g).method(), PolarMethod::exact);
+    EXPECT_TRUE(options(g).nesterov());
+  }
+  EXPECT_EQ(options(1).lr(), 0.25);
+  EXPECT_FALSE(options(1).nesterov());
+}
+
+TEST(Muon, NamesWhatItRefuses) {
+  const auto matrix = parameter({3, 2}, 1);
+  expect_error([] { Muon({parameter({3}, 1)}); }, {"Muon", "[3]", "less than 2 axes"});
+  expect_error([] { Muon({at::ones({3, 2}, at::kLong)}); }, {"floating-point", "Long"});
+  expect_error([&] { Muon({matrix}, MuonOptions(-1)); }, {"lr", "-1"});
+  expect_error([&] { Muon({matrix}, MuonOptions().momentum(1)); }, {"momentum", "[0, 1)", "1"});
+  expect_error([&] { Muon({matrix}, MuonOptions().weight_decay(-2)); }, {"weight_decay", "-2"});
+  expect_error(
+      [&] {
+        Muon({OptimizerParamGroup({matrix}, std::make_unique<torch::optim::AdamWOptions>())});
+      },
+      {"param group 0", "another optimizer's type"});
+
+  // Nothing moves if one of the gradients is bad.
+  const auto other = parameter({3, 2}, 2);
+  Muon optimizer({matrix, other});
+  set_gradient(matrix, 3);
+  const auto before = matrix.detach().clone();
+  set_gradient(other, 4);
+  other.mutable_grad()[1][1] = std::numeric_limits<double>::quiet_NaN();
+  expect_error([&] { optimizer.step(); }, {"gradient", "[3, 2]", "NaN"});
+  other.mutable_grad() = at::ones({3, 2}, at::kDouble).to_sparse();
+  expect_error([&] { optimizer.step(); }, {"[3, 2]", "sparse"});
+  EXPECT_TRUE(at::equal(matrix, before));
+  EXPECT_TRUE(optimizer.state().empty());
+}
+
+TEST(Muon, GoesOnFromAnArchiveToTheLastBit) {
+  const auto make = [](const std::vector<at::Tensor>& params, const MuonOptions& options) {
+    return Muon({OptimizerParamGroup({params[0]}, std::make_unique<MuonOptions>(options)),
+                 OptimizerParamGroup({params[1], params[2]})});
+  };
+  // The third never gets a gradient, and has no buffer.
+  const std::vector<at::Tensor> params{parameter({4, 3}, 1), parameter({2, 3, 3}, 2),
+                                       parameter({2, 2}, 3)};
+  auto optimizer = make(params, MuonOptions(0.5)
+                                    .weight_decay(0.3)
+                                    .momentum(0.7)
+                                    .nesterov(false)
+                                    .method(PolarMethod::sharpen)
+                                    .scale(UpdateScale::match_rms_adamw));
+  const auto run = [](Muon& muon, const std::vector<at::Tensor>& tensors, uint64_t seed) {
+    for (uint64_t step = 0; step < 3; ++step) {
+      set_gradient(tensors[0], seed + 2 * step);
+      set_gradient(tensors[1], seed + 2 * step + 1);
+      muon.step();
+    }
+  };
+  run(optimizer, params, 10);
+
+  std::stringstream stream;
+  torch::serialize::OutputArchive out;
+  optimizer.save(out);
+  out.save_to(stream);
+  std::vector<at::Tensor> copies;
+  copies.reserve(params.size());
+  for (const auto& param : params) copies.push_back(param.detach().clone().requires_grad_());
+  auto resumed = make(copies, MuonOptions());
+  torch::serialize::InputArchive in;
+  in.load_from(stream);
+  resumed.load(in);
+
+  run(optimizer, params, 20);
+  run(resumed, copies, 20);
+  for (size_t i = 0; i < params.size(); ++i) EXPECT_TRUE(at::equal(params[i], copies[i])) << i;
+  const auto& options = dynamic_cast<const MuonOptions&>(resumed.param_groups()[0].options());
+  EXPECT_EQ(options.method(), PolarMethod::sharpen);
+  EXPECT_EQ(options.scale(), UpdateScale::match_rms_adamw);
+}
+
+}  // namespace
+}  // namespace ddc::tests
