@@ -90,7 +90,7 @@ void Frame::bind_() {
 
 void Frame::bind_sections_(const Component& component, Tensors& x) {
   Squares squares(plan_.tensors.size());
-  for (const size_t t : component.tensors) squares[t] = x[t].square();
+  for (const size_t t : component.tensors) squares[t] = in_units(x, t).square();
   for (int sweep = 0; sweep < sweeps::kMostToBind; ++sweep) {
     double largest = 0;
     for (const size_t k : component.gauges) {

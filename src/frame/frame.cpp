@@ -25,6 +25,18 @@ at::Tensor leg_factor(const BoundLeg& leg, const at::Tensor& log_unit, double si
   return leg.map.gather_vector((log_unit * (sign * leg.exponent)).exp().to(options), 1);
 }
 
+double sign(double value) { return value < 0 ? -1 : 1; }
+
+/// Of the least precise of the tensors that a gauge acts on.
+double precision(const Plan& plan, const GaugePlan& gauge) {
+  for (const auto& leg : gauge.legs) {
+    if (plan.tensors[leg.tensor].compute_type() != at::kDouble) {
+      return std::numeric_limits<float>::epsilon();
+    }
+  }
+  return std::numeric_limits<double>::epsilon();
+}
+
 /// `sink + matrix source`, for the vector that the source holds per index of the matrix's axis.
 at::Tensor read_through(const Drain& drain, const at::Tensor& matrix, const at::Tensor& source) {
   return (matrix * source).sum(drain.matrix_map.axis());
@@ -234,7 +246,7 @@ void Frame::measure_charges_(Chart& chart) const {
   }
 }
 
-void Frame::project_shifts_(Chart& chart, Tensors& vectors) const {
+void Frame::project_shifts_(Chart& chart, Tensors& vectors, bool ignore_rounding) const {
   for (const size_t k : chart.component->gauges) {
     const auto& gauge = plan_.gauges[k];
     if (!gauge.is_shift() || !chart.active[k]) continue;
@@ -252,7 +264,15 @@ void Frame::project_shifts_(Chart& chart, Tensors& vectors) const {
             gauge_states_[use.gauge].frame.to(vector.options()), vector);
       }
     }
-    const auto shift = shift_part(gauge, vectors);
+    auto shift = shift_part(gauge, vectors);
+    if (ignore_rounding) {
+      Tensors sizes(vectors.size());
+      for (size_t l = 0; l < gauge.shift_legs(); ++l) {
+        sizes[gauge.legs[l].tensor] = vectors[gauge.legs[l].tensor].abs() * sign(gauge.legs[l].exponent);
+      }
+      const auto floor = shift_part(gauge, sizes) * std::sqrt(precision(plan_, gauge));
+      shift = at::where(shift.abs() > floor, shift, 0.0);
+    }
     chart.projected[k] = shift.abs().max().item<double>();
     for (size_t l = 0; l < gauge.shift_legs(); ++l) {
       const auto& leg = gauge.legs[l];
@@ -293,10 +313,18 @@ void Frame::project_orbits_(Chart& chart, Tensors& vectors) const {
   }
 }
 
-void Frame::project_(Chart& chart, Tensors& vectors) const {
-  project_shifts_(chart, vectors);
-  project_orbits_(chart, vectors);
-  if (!chart.component->nodes.empty()) project_polar_(plan_, chart, vectors);
+void Frame::project_gradients_(Chart& chart) const {
+  // The gradient of an invariant loss has no part along an orbit but rounding. Taking that out would
+  // put it into entries whose gradient is zero (rows of tokens that are not in the batch, units that
+  // are not active), where Adam makes steps of it.
+  project_shifts_(chart, chart.g, /*ignore_rounding=*/true);
+  if (!chart.component->nodes.empty()) project_polar_(plan_, chart, chart.g);
+}
+
+void Frame::project_steps_(Chart& chart, Tensors& steps) const {
+  project_shifts_(chart, steps, /*ignore_rounding=*/false);
+  project_orbits_(chart, steps);
+  if (!chart.component->nodes.empty()) project_polar_(plan_, chart, steps);
 }
 
 void Frame::advance_(Chart& chart, const std::vector<at::Tensor>& steps,
@@ -346,15 +374,9 @@ void Frame::move_vertical_(const Chart& chart, size_t k, const StepSettings& set
   // Along the orbit of an invariant loss there is nothing but rounding, which Adam would blow up to
   // steps of full size. What is smaller than the root of the precision, relative to the terms that
   // were added up, is not taken for a gradient. Both numbers are invariant.
-  bool narrow = false;
-  for (const auto& leg : gauge.legs) {
-    narrow = narrow || plan_.tensors[leg.tensor].compute_type() != at::kDouble;
-  }
-  const double precision =
-      narrow ? std::numeric_limits<float>::epsilon() : std::numeric_limits<double>::epsilon();
+  const double smallest = std::sqrt(precision(plan_, gauge));
   auto gradient = chart.charge[k];
-  gradient =
-      at::where(gradient.abs() > chart.charge_scale[k] * std::sqrt(precision), gradient, 0.0);
+  gradient = at::where(gradient.abs() > chart.charge_scale[k] * smallest, gradient, 0.0);
   const bool divide = gauge.gauge.vertical == Vertical::adam;
   if (gauge.is_scale()) {
     gradient = at::where(state.bound, gradient / gauge.exponent_norm, 0.0);

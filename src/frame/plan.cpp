@@ -132,6 +132,10 @@ void check_blocks(const Plan& plan, const TensorPlan& tensor) {
 void choose_hold(Plan& plan) {
   for (auto& gauge : plan.gauges) {
     if (!gauge.is_scale()) continue;
+    for (auto& leg : gauge.legs) {
+      const auto& through = plan.tensors[leg.tensor].through;
+      leg.seen_through_first = through && through->gain == gauge.legs.front().tensor;
+    }
     const auto& first = plan.tensors[gauge.legs.front().tensor];
     gauge.hold = gauge.gauge.hold.value_or(first.read_by.empty() ? Hold::ratio : Hold::unit);
     TORCH_CHECK(first.read_by.empty() || gauge.hold == Hold::unit, "gauge '",

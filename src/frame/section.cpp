@@ -113,6 +113,7 @@ at::Tensor comparable(const GaugePlan& gauge, const Squares& squares, double sma
 
 void move_squares_(const GaugePlan& gauge, const at::Tensor& log_c, Squares& squares) {
   for (const auto& leg : gauge.legs) {
+    if (leg.seen_through_first) continue;
     auto& square = squares[leg.tensor];
     square.mul_(leg.map.gather_vector((log_c * (2 * leg.exponent)).exp().to(square.device()), 1));
   }

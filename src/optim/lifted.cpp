@@ -165,7 +165,7 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
   const auto& tensors = frame_.plan().tensors;
   for (const auto& component : frame_.plan().components) {
     auto chart = frame_.open(component, has_gradient, settings);
-    frame_.project_(chart, chart.g);
+    frame_.project_gradients_(chart);
     std::vector<at::Tensor> steps(tensors.size());
     for (const size_t t : component.tensors) {
       if (!has_gradient[t] || chart.passive[t]) continue;
@@ -173,7 +173,7 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
       ++state.step;
       steps[t] = rule(chart.g[t], view_of(t), state, options_of(tensors[t].param_group));
     }
-    frame_.project_(chart, steps);
+    frame_.project_steps_(chart, steps);
     frame_.advance_(chart, steps, settings);
     frame_.rebalance_(chart, settings);
     frame_.lift_(chart);

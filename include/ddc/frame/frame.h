@@ -36,8 +36,10 @@ class Frame {
   Chart open(const Component& component, const std::vector<bool>& has_gradient,
              const std::vector<StepSettings>& settings) const;
 
-  /// In place on one tensor per entry (gradients or steps), indexed by tensor.
-  void project_(Chart& chart, Tensors& vectors) const;
+  /// Takes out of gradients, and of the steps that a base rule made of them, what points along an orbit
+  /// or a radius; in place, indexed by tensor.
+  void project_gradients_(Chart& chart) const;
+  void project_steps_(Chart& chart, Tensors& steps) const;
 
   /// x <- decay(x) + step. Decoupled weight decay acts here, once, on the coordinates; the joint
   /// scales of polar coordinates have their own.
@@ -82,7 +84,7 @@ class Frame {
   void find_active_(Chart& chart, const std::vector<bool>& has_gradient) const;
   void open_gradients_(Chart& chart, const std::vector<bool>& has_gradient, const Tensors& emptied,
                        const std::vector<StepSettings>& settings) const;
-  void project_shifts_(Chart& chart, Tensors& vectors) const;
+  void project_shifts_(Chart& chart, Tensors& vectors, bool ignore_rounding) const;
   void project_orbits_(Chart& chart, Tensors& vectors) const;
   void sweep_(Chart& chart, const std::vector<size_t>& gauges);
   void measure_charges_(Chart& chart) const;

@@ -28,6 +28,9 @@ struct BoundLeg {
   /// The tensor of the gain through which the leg is seen, and that of the bias beside it.
   std::optional<size_t> gain;
   std::optional<size_t> bias;
+  /// The tensor is seen through the gauge's first leg: what one gains the other loses, and the product
+  /// in which it is seen stays.
+  bool seen_through_first = false;
   /// Of gauges that mix channels: another one, whose frames are found later, mixes another axis of the
   /// tensor. Single entries along that axis mean nothing until then.
   bool mixed_later = false;
