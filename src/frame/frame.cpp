@@ -145,7 +145,7 @@ void Frame::open_gradients_(Chart& chart, const std::vector<bool>& has_gradient,
     const auto& tensor = plan_.tensors[t];
     const auto& gradient = tensor.tensor.grad();
     auto g = gradient.to(tensor.compute_type());
-    if (settings[tensor.param_group].maximize) {
+    if (settings[t].maximize) {
       g = g.neg();
     } else if (!component.gauges.empty() && g.is_same(gradient)) {
       g = g.clone();  // the caller's gradient is not ours to change
@@ -331,9 +331,9 @@ void Frame::advance_(Chart& chart, const std::vector<at::Tensor>& steps,
                      const std::vector<StepSettings>& settings) const {
   for (const size_t t : chart.component->tensors) {
     if (!steps[t].defined()) continue;
-    const auto& group = settings[plan_.tensors[t].param_group];
-    if (group.weight_decay != 0) {
-      const double kept = 1 - group.lr * group.weight_decay;
+    const auto& own = settings[t];
+    if (own.weight_decay != 0) {
+      const double kept = 1 - own.lr * own.weight_decay;
       const auto outside = outside_nodes(plan_, chart, t);
       if (outside.defined()) {
         chart.x[t].mul_(1 - outside * (1 - kept));
@@ -347,7 +347,7 @@ void Frame::advance_(Chart& chart, const std::vector<at::Tensor>& steps,
 
 const StepSettings& Frame::settings_of(size_t gauge,
                                        const std::vector<StepSettings>& settings) const {
-  return settings[plan_.tensors[plan_.gauges[gauge].legs.front().tensor].param_group];
+  return settings[plan_.gauges[gauge].legs.front().tensor];
 }
 
 void Frame::update_binding_(const Chart& chart, size_t k) {

@@ -446,6 +446,16 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
       } else if (gauge.action == Action::shift || l == 0) {
         tensor.shifts.push_back({k, l});
       }
+      if (leg.head_size > 0) {
+        TORCH_CHECK(tensor.tensor.size(leg.axis) % leg.head_size == 0, "gauge '", gauge.name,
+                    "': heads of size ", leg.head_size, " do not divide axis ", leg.axis, " of '",
+                    tensor.name, "', of size ", tensor.tensor.size(leg.axis));
+        TORCH_CHECK(!tensor.cut || (tensor.cut->axis == leg.axis &&
+                                    tensor.cut->size == leg.head_size),
+                    "gauge '", gauge.name, "' cuts '", tensor.name,
+                    "' into other heads than another gauge does");
+        tensor.cut = HeadCut{leg.axis, leg.head_size};
+      }
       const auto find = [&](const std::string& name) {
         const auto found = index.find(name);
         TORCH_CHECK(found != index.end(), "gauge '", gauge.name, "' acts through '", name,

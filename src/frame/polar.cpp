@@ -176,7 +176,7 @@ void restore_and_move_radius_(const Plan& plan, Chart& chart, std::vector<Scalar
     bool any_live = true;
     for (const size_t n : mode.nodes) any_live = any_live && chart.nodes[n].live.any().item<bool>();
     if (any_live) {
-      move_radius_(plan, mode, chart, radial[m], settings[plan.tensors[first].param_group]);
+      move_radius_(plan, mode, chart, radial[m], settings[first]);
     }
   }
   for (const size_t t : chart.component->tensors) {

@@ -115,6 +115,7 @@ void add_legs(Gauge& gauge, const QueryKey& spec, const Heads& heads, const Chan
   add_leg(gauge, spec.query_bias, 0, 1, query_map);
   add_leg(gauge, spec.key, axis, key_exponent, key_map);
   add_leg(gauge, spec.key_bias, 0, key_exponent, key_map);
+  for (auto& leg : gauge.legs) leg.head_size = heads.size;
 }
 
 void add_legs(Gauge& gauge, const ValueOutput& spec, const Heads& heads, const Channel& channel,
@@ -124,6 +125,7 @@ void add_legs(Gauge& gauge, const ValueOutput& spec, const Heads& heads, const C
   add_leg(gauge, spec.value_bias, 0, 1, value_map);
   add_leg(gauge, spec.output, in_axis(spec.layout), output_exponent,
           heads.map(Part::output, channel));
+  for (auto& leg : gauge.legs) leg.head_size = heads.size;
 }
 
 /// A gauge that mixes the coordinates of a head from `first` on.

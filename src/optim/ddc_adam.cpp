@@ -10,7 +10,7 @@ std::unique_ptr<torch::optim::OptimizerOptions> DDCAdamOptions::clone() const {
   return std::make_unique<DDCAdamOptions>(*this);
 }
 
-StepSettings DDCAdamOptions::step_settings() const {
+StepSettings DDCAdamOptions::step_settings(const at::Tensor& /*tensor*/) const {
   return {.lr = lr(),
           .weight_decay = weight_decay(),
           .maximize = maximize(),
@@ -89,7 +89,7 @@ std::unique_ptr<LiftedParamState> DDCAdam::make_state() const {
 
 at::Tensor DDCAdam::rule(const at::Tensor& gradient, const TensorView& view,
                          LiftedParamState& state, const LiftedOptions& options) const {
-  const auto settings = options.step_settings();
+  const auto settings = options.step_settings(gradient);
   return rules::adam(gradient, state.step, view, static_cast<DDCAdamParamState&>(state).moments,
                      {settings.lr, settings.beta1, settings.beta2, settings.eps});
 }

@@ -100,7 +100,7 @@ void LiftedParamState::turn(const BlockMap& /*map*/, const at::Tensor& /*basis*/
 
 TensorView LiftedOptimizer::view_of(size_t t) const {
   const auto& plan = frame_.plan();
-  TensorView view{plan.tensors[t].name, {}};
+  TensorView view{plan.tensors[t].name, {}, plan.tensors[t].cut};
   for (const auto& use : plan.tensors[t].blocks) {
     const auto& gauge = plan.gauges[use.gauge];
     HeadView head{*gauge.legs[use.leg].blocks, gauge.gauge, {}};
@@ -129,11 +129,13 @@ std::vector<StepSettings> LiftedOptimizer::check_settings() const {
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     parameters += param_groups_[g].params().size();
     options_of(g).validate();
-    settings.push_back(options_of(g).step_settings());
   }
   TORCH_CHECK(parameters == frame_.plan().tensors.size(), "the param groups hold ", parameters,
               " parameters, the optimizer was made for ", frame_.plan().tensors.size(),
               "; add parameters with ", name(), "::add_param_group");
+  for (const auto& tensor : frame_.plan().tensors) {
+    settings.push_back(options_of(tensor.param_group).step_settings(tensor.tensor));
+  }
   return settings;
 }
 

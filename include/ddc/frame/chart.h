@@ -8,7 +8,7 @@
 
 namespace ddc {
 
-/// The step options that the construction itself needs, of one param group.
+/// The step options that the construction itself needs, of one tensor.
 struct StepSettings {
   double lr = 0;
   double weight_decay = 0;

@@ -118,6 +118,12 @@ struct RadialMode {
   size_t gauge;
 };
 
+/// An axis that consists of heads of equal size, one after the other.
+struct HeadCut {
+  int64_t axis;
+  int64_t size;
+};
+
 struct TensorPlan {
   struct Use {
     size_t gauge;
@@ -132,6 +138,7 @@ struct TensorPlan {
   /// Rotations and linear gauges.
   std::vector<Use> blocks;
   std::optional<SeenThrough> through;
+  std::optional<HeadCut> cut;
   /// Gauges that act through this tensor as a gain.
   std::vector<size_t> read_by;
   /// Nodes through which polar gauges see the tensor, with the member's index in each.

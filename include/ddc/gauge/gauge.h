@@ -167,6 +167,9 @@ struct Leg {
   /// The group acts on `tensor + offset`: 1 for norms that store their gain as (1 + w).
   double offset = 0;
   Reading through = {};
+  /// The axis consists of attention heads of this many indices, one after the other. Bases that treat
+  /// heads one by one (Muon) cut the tensor there; 0: it is not cut.
+  int64_t head_size = 0;
 };
 
 /// A group with its action on the parameters, and how the optimizer is to treat it.

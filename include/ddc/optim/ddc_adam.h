@@ -28,7 +28,7 @@ class DDCAdamOptions : public LiftedOptions {
   double get_lr() const override { return lr(); }
   void set_lr(const double lr) override { this->lr(lr); }
 
-  StepSettings step_settings() const override;
+  StepSettings step_settings(const at::Tensor& tensor) const override;
   void inherit(const LiftedOptions& defaults) override;
   void validate() const override;
   std::map<std::string, double> values() const override;

@@ -24,7 +24,8 @@ struct Setting {
 /// Options of an optimizer that is lifted by the construction. A new base rule derives its own.
 class LiftedOptions : public torch::optim::OptimizerOptions {
  public:
-  virtual StepSettings step_settings() const = 0;
+  /// For one of the group's tensors.
+  virtual StepSettings step_settings(const at::Tensor& tensor) const = 0;
   /// Takes every option that was not given from `defaults`, which must be of the same type.
   virtual void inherit(const LiftedOptions& defaults) = 0;
   /// Throws, naming the option, its value and the rule, unless all values are usable.

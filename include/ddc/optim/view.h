@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "ddc/frame/plan.h"
 #include "ddc/gauge/block_map.h"
 #include "ddc/gauge/gauge.h"
 
@@ -22,6 +24,8 @@ struct HeadView {
 struct TensorView {
   std::string name;
   std::vector<HeadView> heads;
+  /// How an attention projection is cut into heads, bound or not by a gauge that mixes them.
+  std::optional<HeadCut> cut;
 };
 
 }  // namespace ddc
