@@ -36,6 +36,9 @@ decltype(Testbed::batch) patch_classes(const VitBlockOptions& options) {
 }  // namespace
 
 Testbed layer_norm_block(const LayerNormBlockOptions& options) {
+  std::vector<FeedForward> parts;
+  if (options.relu_part) parts.push_back({"mlp", FeedForward::Kind::relu});
+  parts.push_back({"squared_mlp", FeedForward::Kind::squared_relu});
   auto bed =
       transformer_testbed({.vocabulary = options.vocabulary,
                            .classes = options.vocabulary,
@@ -45,8 +48,7 @@ Testbed layer_norm_block(const LayerNormBlockOptions& options) {
                            .d_ff = options.d_ff,
                            .sequence = options.sequence,
                            .layers = options.layers,
-                           .feed_forwards = {{"mlp", FeedForward::Kind::relu},
-                                             {"squared_mlp", FeedForward::Kind::squared_relu}},
+                           .feed_forwards = parts,
                            .norm_eps = options.norm_eps,
                            .gain_spread = options.gain_spread,
                            .bias_spread = options.bias_spread,

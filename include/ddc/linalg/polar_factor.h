@@ -15,6 +15,7 @@ namespace ddc {
 ///                  5 in the Gram matrix: nothing but matrix products, for accelerators.
 ///   sharpen        the same up to 9.8e-3 (1.3e-2 close to that end), by four polynomials of
 ///                  degree 9. Not for less than float32.
+///                  On the CPU both work in float64 inside, whatever the type.
 ///   newton_schulz  0.68 to 1.21 for s_i >= 1.5e-3 of the Frobenius norm. The five steps of the
 ///                  textbook Muon, in the type of the input.
 enum class PolarMethod { exact, fast, sharpen, newton_schulz };

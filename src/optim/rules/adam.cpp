@@ -43,7 +43,11 @@ at::Tensor divided(const at::Tensor& momentum, const at::Tensor& second, SecondM
   }
   // The paper's Proposition on per_head_matrix: (v + eps^2)^(-1/2).
   const auto [values, vectors] = at::linalg_eigh(second.to(at::kDouble) / correction2);
-  const auto root = (values.clamp_min(0) + eps * eps).rsqrt().unsqueeze(-2);
+  // The gradient's rounding errors reach into directions in which it never points. An eigenvalue that
+  // is as small as they make it would turn them into steps.
+  const double smallest = second.scalar_type() == at::kDouble ? 1e-6 : 3e-4;
+  const auto floor = values.amax(-1, /*keepdim=*/true).clamp_min(0) * smallest;
+  const auto root = (at::maximum(values, floor) + eps * eps).rsqrt().unsqueeze(-2);
   return (vectors * root).matmul(vectors.transpose(-1, -2)).to(momentum.options()).matmul(momentum);
 }
 

@@ -45,11 +45,14 @@ at::Tensor traces(const at::Tensor& factor) {
 
 Spectrum spectrum(const at::Tensor& factor, at::ScalarType type) {
   auto [values, vectors] = at::linalg_eigh(factor.to(at::kDouble));
-  const double precision = type == at::kDouble ? std::numeric_limits<double>::epsilon()
-                                               : std::numeric_limits<float>::epsilon();
   // An n x n matrix of independent rounding errors has a norm of the order of sqrt(n) of them. The
-  // 8 is room for the errors of the products and of the average, and is not critical.
-  const double relative = 8 * std::sqrt(static_cast<double>(factor.size(-1))) * precision;
+  // 8 is room for the errors of the products and of the average, and is not critical. In float64
+  // there is room to stay far away from them: the root of an eigenvalue near its rounding error is
+  // off by as much as it is large.
+  const double relative = type == at::kDouble
+                              ? 1e-6
+                              : 8 * std::sqrt(static_cast<double>(factor.size(-1))) *
+                                    std::numeric_limits<float>::epsilon();
   auto noise = values.amax({-1}, /*keepdim=*/true).clamp_min(0) * relative;
   return {values, vectors, noise};
 }

@@ -49,7 +49,7 @@ at::Tensor traces(const at::Tensor& factor);
 struct Spectrum {
   at::Tensor values;
   at::Tensor vectors;
-  /// What rounding makes of an eigenvalue that is 0: below it, size and sign are noise.
+  /// Eigenvalues below this are not told from 0: rounding makes up too much of them.
   at::Tensor noise;
 };
 /// `type` is the one in which the factor is kept.

@@ -38,18 +38,19 @@ void allocate_(SoapMoments& moments, const at::Tensor& gradient, const at::Tenso
   }
 }
 
-/// Lets the rows that belong to eigenvalues 0 share their mean.
-at::Tensor share_null_rows(const at::Tensor& squares, const at::Tensor& values) {
-  const auto is_null = (values == 0).unsqueeze(-1);
-  const auto count = is_null.sum(-2, /*keepdim=*/true).clamp_min(1);
-  return at::where(is_null, (squares * is_null).sum(-2, /*keepdim=*/true) / count, squares);
+/// Lets the rows that belong to eigenvalues that are not told apart share their mean.
+at::Tensor share_rows(const at::Tensor& squares, const at::Tensor& values) {
+  const auto n = values.size(-1);
+  if (n < 2) return squares;
+  const auto apart = values.diff() > values.amax(-1, /*keepdim=*/true) * 1e-5;
+  const auto cluster = at::constant_pad_nd(apart.to(at::kLong).cumsum(-1), {1, 0});
+  const auto same = (cluster.unsqueeze(-1) == cluster.unsqueeze(-2)).to(squares.scalar_type());
+  return (same / same.sum(-1, /*keepdim=*/true)).matmul(squares);
 }
 
-at::Tensor share_null(at::Tensor squares, const SoapMoments& moments) {
-  if (moments.left.defined()) squares = share_null_rows(squares, moments.left_values);
-  if (moments.right.defined()) {
-    squares = share_null_rows(squares.mT(), moments.right_values).mT();
-  }
+at::Tensor share(at::Tensor squares, const SoapMoments& moments) {
+  if (moments.left.defined()) squares = share_rows(squares, moments.left_values);
+  if (moments.right.defined()) squares = share_rows(squares.mT(), moments.right_values).mT();
   return squares;
 }
 
@@ -105,7 +106,7 @@ void update_basis_(SoapMoments& moments, const at::Tensor& g, const at::Tensor& 
                                      moments.right_values);
     squares = squares.matmul(weights.to(at::kDouble).mT());
   }
-  moments.exp_avg_sq = at::where(stale, share_null(squares, moments), moments.exp_avg_sq)
+  moments.exp_avg_sq = at::where(stale, share(squares, moments), moments.exp_avg_sq)
                            .to(moments.exp_avg_sq.scalar_type());
 }
 
@@ -120,7 +121,7 @@ at::Tensor has_signal(const SoapMoments& moments, at::ScalarType type) {
   if (moments.right.defined()) total = total.sum(-1, /*keepdim=*/true);
   // Some 10 times the errors of a product in float32. float64 has room for those of the eigenvectors
   // too, which are larger by the largest eigenvalue over the distance to the next.
-  const double relative = type == at::kDouble ? 1e-12 : 1e-6;
+  const double relative = type == at::kDouble ? 1e-9 : 1e-6;
   return squares > total * (relative * relative);
 }
 
@@ -167,7 +168,7 @@ at::Tensor soap(const at::Tensor& gradient, int64_t step, SoapMoments& moments,
   if (moments.left.defined() || moments.right.defined()) {
     update_basis_(moments, g, old_unit == 0, (step - 1) % settings.precondition_every == 0);
   }
-  const auto squares = share_null(project(g, moments).square(), moments);
+  const auto squares = share(project(g, moments).square(), moments);
   moments.exp_avg_sq.add_(squares.to(moments.exp_avg_sq.scalar_type()), 1 - settings.beta2);
 
   const auto average = project(in_units(as_matrices(moments.exp_avg), moments.unit, type), moments);

@@ -62,13 +62,13 @@ struct SoapMoments {
 /// - The second moments go along with the basis: each becomes the average of the old ones, weighted
 ///   with the squared cosines between the new eigenvector and the old ones. These do not know the
 ///   signs and the order of eigenvectors, which an eigensolver chooses as it likes.
-/// - Eigenvectors of eigenvalue 0, of which it chooses a whole rotation (a tall matrix has them at
-///   the beginning), share the mean of their second moments.
+/// - Eigenvectors whose eigenvalues are within 1e-5 of the largest of each other, or that
+///   are 0 (as a tall matrix has them at the beginning), are not told apart by an eigensolver, which
+///   chooses any rotation of them. They share the mean of their second moments, and then it makes no
+///   difference which.
 /// - An entry whose second moment is that of rounding errors does not move: it is 0 in exact
 ///   arithmetic, as off the diagonal in the first step, where the basis diagonalises the gradient, or
 ///   in directions in which gradients never point. Adam's quotient of the errors may be of any size.
-///
-/// Eigenvalues other than 0 that agree are not taken care of.
 ///
 /// Gradients must be finite.
 at::Tensor soap(const at::Tensor& gradient, int64_t step, SoapMoments& moments,

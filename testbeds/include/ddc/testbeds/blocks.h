@@ -19,8 +19,7 @@ namespace ddc::testbeds {
 
 /// Pre-LayerNorm, with biases everywhere and learned positions. Per layer:
 ///
-///     x += attention(norm(x));   x += W relu(V norm(x) + b) + c;   x += W relu(V norm(x) + b)^2 +
-///     c
+///     x += attention(norm(x));   x += W relu(V norm(x) + b) + c;   x += W relu(V norm(x) + b)^2 + c
 ///
 /// then a final norm and an unembedding with bias. Gains, shifts and biases start away from 1 and
 /// 0, so that a gauge that forgets one is noticed.
@@ -36,6 +35,9 @@ struct LayerNormBlockOptions {
   double gain_spread = 0.2;
   double bias_spread = 0.2;
   int64_t multiplier = 3;
+  /// Whether the part with the plain ReLU is there. Its gradient jumps where a unit switches on, so
+  /// that rounding, once it decides about that, is not small any more.
+  bool relu_part = true;
   /// Also list the shifts of the residual stream: the mean over channels, which every LayerNorm
   /// removes, of each tensor that writes to it; and what token and position embedding can hand to
   /// each other.
