@@ -61,29 +61,29 @@ int64_t head_size(const NamedTensor& tensor, int64_t axis, int64_t heads, const 
   return size / heads;
 }
 
-int64_t check_groups(int64_t heads, const std::optional<int64_t>& kv_heads) {
-  const int64_t groups = kv_heads.value_or(heads);
-  TORCH_CHECK(heads > 0 && groups > 0 && heads % groups == 0, "ddc gauge: ", heads,
-              " heads cannot be shared evenly by ", groups, " groups");
-  return groups;
+void check_groups(const Heads& heads, const NamedTensor& tensor) {
+  TORCH_CHECK(heads.heads % heads.groups == 0, "ddc gauge: '", tensor.name, "': ", heads.heads,
+              " heads cannot be shared evenly by ", heads.groups, " groups");
 }
 
 Heads heads_of(const QueryKey& spec) {
-  Heads heads{spec.packing, spec.heads, check_groups(spec.heads, spec.kv_heads), 0};
+  Heads heads{spec.packing, spec.heads, spec.kv_heads.value_or(spec.heads), 0};
   const int64_t axis = out_axis(spec.layout);
   heads.size = head_size(spec.query, axis, heads.rows(Part::query), "query");
   const int64_t key = head_size(spec.key, axis, heads.rows(Part::key), "key");
   TORCH_CHECK(heads.size == key, "ddc gauge: heads of '", spec.query.name, "' have size ",
               heads.size, ", those of '", spec.key.name, "' have size ", key);
+  check_groups(heads, spec.query);
   return heads;
 }
 
 Heads heads_of(const ValueOutput& spec) {
-  Heads heads{spec.packing, spec.heads, check_groups(spec.heads, spec.kv_heads), 0};
+  Heads heads{spec.packing, spec.heads, spec.kv_heads.value_or(spec.heads), 0};
   heads.size = head_size(spec.value, out_axis(spec.layout), heads.rows(Part::value), "value");
   const int64_t output = head_size(spec.output, in_axis(spec.layout), spec.heads, "output");
   TORCH_CHECK(heads.size == output, "ddc gauge: heads of '", spec.value.name, "' have size ",
               heads.size, ", those of '", spec.output.name, "' have size ", output);
+  check_groups(heads, spec.output);
   return heads;
 }
 

@@ -27,10 +27,12 @@ std::vector<at::Tensor> tensors_of(const ShampooMoments& m) {
   return {m.exp_avg, m.left, m.right, m.diagonal, m.left_root, m.right_root, m.unit, m.root_unit};
 }
 
-/// matrix^-exponent of a positive matrix by its singular values.
-at::Tensor inverse_power(const at::Tensor& matrix, double exponent) {
+/// (matrix + eps)^-exponent of a positive matrix by its singular values, those below 1e-6 of the largest
+/// raised to that, as the rule says.
+at::Tensor inverse_power(const at::Tensor& matrix, double eps, double exponent) {
   const auto [u, s, vh] = at::linalg_svd(matrix);
-  return u.matmul(at::diag(s.pow(-exponent))).matmul(u.t());
+  const auto raised = at::maximum(s, s.max() * 1e-6) + eps;
+  return u.matmul(at::diag(raised.pow(-exponent))).matmul(u.t());
 }
 
 /// Shampoo of one matrix, from its definition: all gradients are kept, and moments are sums over
@@ -43,8 +45,8 @@ class Reference {
   at::Tensor operator()(const at::Tensor& gradient) {
     gradients_.push_back(gradient);
     const auto steps = gradients_.size();
-    auto left = at::eye(gradient.size(0), at::kDouble) * settings_.eps;
-    auto right = at::eye(gradient.size(1), at::kDouble) * settings_.eps;
+    auto left = at::zeros({gradient.size(0), gradient.size(0)}, at::kDouble);
+    auto right = at::zeros({gradient.size(1), gradient.size(1)}, at::kDouble);
     auto average = at::zeros_like(gradient);
     const auto total1 = total_weight(settings_.beta1);
     const auto total2 = settings_.beta2 == 1 ? 1 : total_weight(settings_.beta2);
@@ -59,8 +61,8 @@ class Reference {
     const bool due = (steps - 1) % static_cast<size_t>(settings_.precondition_every) == 0;
     if (due || precondition(average).norm().item<double>() > 4 * norm_) {
       const double exponent = left_ && right_ ? 0.25 : 0.5;
-      if (left_) left_root_ = inverse_power(left, exponent);
-      if (right_) right_root_ = inverse_power(right, exponent);
+      if (left_) left_root_ = inverse_power(left, settings_.eps, exponent);
+      if (right_) right_root_ = inverse_power(right, settings_.eps, exponent);
       norm_ = precondition(average).norm().item<double>();
     }
     return precondition(average) * -settings_.lr;

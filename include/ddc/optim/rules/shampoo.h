@@ -58,8 +58,8 @@ struct ShampooMoments {
 ///   only, as in AdaGrad and RMSprop, and is not equivariant.
 /// - Three axes are a stack of matrices, each by itself. More are flattened to a matrix from the second
 ///   axis on.
-/// - Eigenvalues of a factor that are not above its rounding errors, and so are 0 for all one can tell,
-///   are raised to these errors; they would otherwise blow up the errors of M.
+/// - Eigenvalues of a factor below 1e-6 of the largest (in float32, below its rounding errors), whose
+///   roots would blow up the errors of M, are raised to that.
 /// - Old roots can make a step much too long: they were made of zeros (of a layer in front of one that
 ///   starts at zero, say) or of few gradients, and now one comes in a direction in which there was none.
 ///   Where a step would be more than 4 times as long as that with which the roots came, they are
