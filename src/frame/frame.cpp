@@ -25,8 +25,6 @@ at::Tensor leg_factor(const BoundLeg& leg, const at::Tensor& log_unit, double si
   return leg.map.gather_vector((log_unit * (sign * leg.exponent)).exp().to(options), 1);
 }
 
-double sign(double value) { return value < 0 ? -1 : 1; }
-
 /// Of the least precise of the tensors that a gauge acts on.
 double precision(const Plan& plan, const GaugePlan& gauge) {
   for (const auto& leg : gauge.legs) {
@@ -226,13 +224,11 @@ void Frame::measure_charges_(Chart& chart) const {
     const auto& gauge = plan_.gauges[k];
     if (!chart.active[k] || gauge.gauge.vertical == Vertical::frozen) continue;
     if (gauge.is_shift()) {
-      std::vector<at::Tensor> sizes(plan_.tensors.size());
-      for (const auto& leg : gauge.legs) sizes[leg.tensor] = chart.g[leg.tensor].abs();
       chart.charge[k] = shift_part(gauge, chart.g);
       // Where a channel is a single entry, there is nothing to tell a gradient from rounding by.
       const auto alone = shift_counts(gauge) < 2;
       chart.charge_scale[k] =
-          at::where(alone, std::numeric_limits<double>::infinity(), shift_part(gauge, sizes).abs());
+          at::where(alone, std::numeric_limits<double>::infinity(), shift_scale(gauge, chart.g));
       continue;
     }
     chart.charge[k] = at::zeros({gauge.gauge.channels}, at::kDouble);
@@ -266,11 +262,7 @@ void Frame::project_shifts_(Chart& chart, Tensors& vectors, bool ignore_rounding
     }
     auto shift = shift_part(gauge, vectors);
     if (ignore_rounding) {
-      Tensors sizes(vectors.size());
-      for (size_t l = 0; l < gauge.shift_legs(); ++l) {
-        sizes[gauge.legs[l].tensor] = vectors[gauge.legs[l].tensor].abs() * sign(gauge.legs[l].exponent);
-      }
-      const auto floor = shift_part(gauge, sizes) * std::sqrt(precision(plan_, gauge));
+      const auto floor = shift_scale(gauge, vectors) * std::sqrt(precision(plan_, gauge));
       shift = at::where(shift.abs() > floor, shift, 0.0);
     }
     chart.projected[k] = shift.abs().max().item<double>();
@@ -574,8 +566,12 @@ at::Tensor Frame::gauge_coordinate(size_t k) const {
     }
     Squares squares(plan_.tensors.size());
     for (const size_t t : component.tensors) squares[t] = x[t].square();
-    const auto r = ratio(gauge, squares, smallest_norm(plan_, gauge));
-    return at::where(state.bound & r.alive, r.value + state.log_unit * gauge.ratio_weight(),
+    const bool holds_unit =
+        gauge.coordinates == Coordinates::folded && gauge.hold == Hold::unit;
+    const auto held = holds_unit ? section(gauge, squares, smallest_norm(plan_, gauge))
+                                 : ratio(gauge, squares, smallest_norm(plan_, gauge));
+    const double weight = holds_unit ? section_weight(gauge) : gauge.ratio_weight();
+    return at::where(state.bound & held.alive, held.value + state.log_unit * weight,
                      std::numeric_limits<double>::quiet_NaN());
   }
   TORCH_INTERNAL_ASSERT(false, "gauge ", k, " is in no component");

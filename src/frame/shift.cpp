@@ -20,16 +20,29 @@ at::Tensor weights(const GaugePlan& gauge, double power, int64_t dim) {
   return sum.view(shape);
 }
 
-}  // namespace
-
-at::Tensor shift_part(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors) {
+template <class Terms>
+at::Tensor weighted_mean(const GaugePlan& gauge, const Terms& terms) {
   at::Tensor sum;
   for (size_t l = 0; l < gauge.shift_legs(); ++l) {
     const auto& leg = gauge.legs[l];
-    const auto part = leg.map.scatter(vectors[leg.tensor].to(at::kDouble)) * leg.exponent;
+    const auto part = leg.map.scatter(terms(leg));
     sum = sum.defined() ? sum + part : part;
   }
   return sum / weights(gauge, 2, sum.dim()).to(sum.device());
+}
+
+}  // namespace
+
+at::Tensor shift_part(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors) {
+  return weighted_mean(gauge, [&](const BoundLeg& leg) {
+    return vectors[leg.tensor].to(at::kDouble) * leg.exponent;
+  });
+}
+
+at::Tensor shift_scale(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors) {
+  return weighted_mean(gauge, [&](const BoundLeg& leg) {
+    return vectors[leg.tensor].to(at::kDouble).abs() * std::abs(leg.exponent);
+  });
 }
 
 at::Tensor shift_counts(const GaugePlan& gauge) {

@@ -13,6 +13,9 @@ namespace ddc {
 /// weighted mean over each channel, in float64.
 at::Tensor shift_part(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors);
 
+/// The same with every term's absolute value: what `shift_part` is to be judged against.
+at::Tensor shift_scale(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors);
+
 /// How many entries a channel's shift adds to, shaped to broadcast against the shift.
 at::Tensor shift_counts(const GaugePlan& gauge);
 

@@ -72,7 +72,8 @@
 // Legs with a positive exponent form the plus side of a scale gauge, the others the minus side. Per
 // channel, r = log rho_plus - log rho_minus, where rho is the norm of all that a side holds of the
 // channel, measured in the other gauges' units. Under the action r moves by (e_plus + e_minus) log
-// c, so it tells where on the orbit the weights are. For a shift gauge the coordinate is the mean
+// c, so it tells where on the orbit the weights are. (If the unit is held instead, the coordinate is
+// the log of the first leg's norm.) For a shift gauge the coordinate is the mean
 // that the shift adds to, for an exchange the vector that is exchanged. For a linear gauge it is log S,
 // where S is the symmetric positive matrix with S M_plus S = M_minus and M are the Gram matrices of the
 // two sides. A rotation has no such coordinate (its orbits can be compared between neighbouring
