@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ddc/gauge/action.h"
-
 namespace ddc::testbeds {
 namespace {
 
@@ -29,6 +27,27 @@ double larger(double largest, double candidate) {
   if (std::isnan(candidate)) return INFINITY;
   return std::max(largest, candidate);
 }
+
+/// Two optimizers that step together, each its own parameters.
+class Both : public torch::optim::Optimizer {
+ public:
+  Both(std::unique_ptr<torch::optim::Optimizer> first,
+       std::unique_ptr<torch::optim::Optimizer> second)
+      : Optimizer(std::vector<torch::optim::OptimizerParamGroup>{},
+                  first->param_groups().front().options().clone()),
+        first_(std::move(first)),
+        second_(std::move(second)) {}
+
+  at::Tensor step(LossClosure closure = nullptr) override {
+    const auto loss = first_->step(std::move(closure));
+    second_->step();
+    return loss;
+  }
+
+ private:
+  std::unique_ptr<torch::optim::Optimizer> first_;
+  std::unique_ptr<torch::optim::Optimizer> second_;
+};
 
 }  // namespace
 
@@ -65,11 +84,52 @@ OptimizerMaker ddc_adam(const DDCAdamOptions& options) {
   };
 }
 
+std::vector<std::string> left_to_adam(const Parameters& params) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : params) {
+    const bool left = name.starts_with("embedding.") || name.starts_with("positions.") ||
+                      name.starts_with("class_token.") || name.starts_with("unembedding.") ||
+                      name == "patch_embedding.bias";
+    if (left) names.push_back(name);
+  }
+  return names;
+}
+
+OptimizerMaker muon(const MuonOptions& options, double adam_lr, double adam_weight_decay) {
+  return [=](const Parameters& params, const std::vector<Gauge>&) {
+    const auto left = left_to_adam(params);
+    std::vector<at::Tensor> by_muon;
+    std::vector<at::Tensor> by_adam;
+    for (const auto& [name, tensor] : params) {
+      const bool adam = tensor.dim() < 2 || std::find(left.begin(), left.end(), name) != left.end();
+      (adam ? by_adam : by_muon).push_back(tensor);
+    }
+    return std::make_unique<Both>(
+        std::make_unique<Muon>(std::move(by_muon), options),
+        std::make_unique<torch::optim::AdamW>(
+            std::move(by_adam),
+            torch::optim::AdamWOptions(adam_lr).weight_decay(adam_weight_decay)));
+  };
+}
+
+OptimizerMaker ddc_muon(const DDCMuonOptions& options) {
+  return [=](const Parameters& params, std::vector<Gauge> gauges) {
+    return std::make_unique<DDCMuon>(params, std::move(gauges), options, left_to_adam(params));
+  };
+}
+
 double paired_error(const Testbed& testbed, const std::vector<Gauge>& gauges,
                     const OptimizerMaker& make, const PairedRun& run) {
+  const auto params = testbed.init(run.seed, run.type);
+  const auto element = random_element(gauges, params, run.size, generator(run.seed + 100));
+  return paired_error(testbed, gauges, element, make, run);
+}
+
+double paired_error(const Testbed& testbed, const std::vector<Gauge>& gauges,
+                    const std::vector<GroupElement>& element, const OptimizerMaker& make,
+                    const PairedRun& run) {
   const auto first = testbed.init(run.seed, run.type);
   const auto second = first.clone();
-  const auto element = random_element(gauges, first, run.size, generator(run.seed + 100));
   act_(gauges, element, second);
   const auto first_optimizer = make(first, gauges);
   const auto second_optimizer = make(second, gauges);

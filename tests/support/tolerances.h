@@ -15,6 +15,16 @@ inline double equivariance_tolerance(at::ScalarType type) {
 /// The same in the paper's form, where the gradients of one copy are handed to the other.
 constexpr double kFedGradientTolerance = 5e-7;
 
+/// The same over 40 steps at lr 1e-2 with every gauge of a transformer bound, linear groups of heads
+/// and the rotation of the residual stream among them.
+constexpr double kWholeModelTolerance = 1e-11;
+constexpr double kWholeModelFloatTolerance = 2e-4;
+
+/// Body frames of two legs, 60 steps at lr 2e-2, through crossings of eigenvalues.
+constexpr double kBodyFrameTolerance = 1e-12;
+/// The same from weights whose Gram matrices fix no eigenvectors, or are zero.
+constexpr double kDegenerateFrameTolerance = 1e-12;
+
 /// AdamW on the same test must fail by this much, or the test shows nothing.
 constexpr double kPlainOptimizerError = 1e-2;
 

@@ -5,10 +5,15 @@
 
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "ddc/frame/frame.h"
+#include "ddc/gauge/action.h"
 #include "ddc/optim/ddc_adam.h"
+#include "ddc/optim/ddc_muon.h"
+#include "ddc/optim/lifted_rule.h"
+#include "ddc/optim/muon.h"
 #include "ddc/testbeds/testbed.h"
 
 // The two measurements that decide whether an optimizer respects a network's gauges: how far apart
@@ -30,6 +35,21 @@ using OptimizerMaker =
 OptimizerMaker adamw(double lr, double weight_decay);
 OptimizerMaker ddc_adam(const DDCAdamOptions& options);
 
+/// The parameters that Muon leaves to Adam besides vectors: token embeddings, positions, the class
+/// token, the patch embedding's bias (stored as one row) and the unembedding.
+std::vector<std::string> left_to_adam(const Parameters& params);
+/// Plain Muon, and plain AdamW with `adam_lr` for the vectors and for what is left to Adam.
+OptimizerMaker muon(const MuonOptions& options, double adam_lr, double adam_weight_decay);
+OptimizerMaker ddc_muon(const DDCMuonOptions& options);
+
+/// A rule of ddc_bases.h, or one's own.
+template <class Rule>
+OptimizerMaker lifted(const RuleOptions<Rule>& options) {
+  return [=](const Parameters& params, std::vector<Gauge> gauges) {
+    return std::make_unique<Lifted<Rule>>(params, std::move(gauges), options);
+  };
+}
+
 struct PairedRun {
   uint64_t seed = 1;
   int64_t steps = 50;
@@ -42,6 +62,11 @@ struct PairedRun {
 /// for both), each copy on gradients of its own. Returns how far they are from being related still.
 double paired_error(const Testbed& testbed, const std::vector<Gauge>& gauges,
                     const OptimizerMaker& make, const PairedRun& run = {});
+
+/// The same with an element of one's own.
+double paired_error(const Testbed& testbed, const std::vector<Gauge>& gauges,
+                    const std::vector<GroupElement>& element, const OptimizerMaker& make,
+                    const PairedRun& run = {});
 
 /// A frame that does nothing but measure the gauge coordinates of the parameters, in the units that
 /// they have now.
