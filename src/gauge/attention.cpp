@@ -61,29 +61,30 @@ int64_t head_size(const NamedTensor& tensor, int64_t axis, int64_t heads, const 
   return size / heads;
 }
 
-void check_groups(const Heads& heads, const NamedTensor& tensor) {
-  TORCH_CHECK(heads.heads % heads.groups == 0, "ddc gauge: '", tensor.name, "': ", heads.heads,
-              " heads cannot be shared evenly by ", heads.groups, " groups");
+int64_t check_groups(const NamedTensor& tensor, int64_t heads,
+                     const std::optional<int64_t>& kv_heads) {
+  const int64_t groups = kv_heads.value_or(heads);
+  TORCH_CHECK(heads > 0 && groups > 0 && heads % groups == 0, "ddc gauge: '", tensor.name, "': ",
+              heads, " heads cannot be shared evenly by ", groups, " groups");
+  return groups;
 }
 
 Heads heads_of(const QueryKey& spec) {
-  Heads heads{spec.packing, spec.heads, spec.kv_heads.value_or(spec.heads), 0};
+  Heads heads{spec.packing, spec.heads, check_groups(spec.query, spec.heads, spec.kv_heads), 0};
   const int64_t axis = out_axis(spec.layout);
   heads.size = head_size(spec.query, axis, heads.rows(Part::query), "query");
   const int64_t key = head_size(spec.key, axis, heads.rows(Part::key), "key");
   TORCH_CHECK(heads.size == key, "ddc gauge: heads of '", spec.query.name, "' have size ",
               heads.size, ", those of '", spec.key.name, "' have size ", key);
-  check_groups(heads, spec.query);
   return heads;
 }
 
 Heads heads_of(const ValueOutput& spec) {
-  Heads heads{spec.packing, spec.heads, spec.kv_heads.value_or(spec.heads), 0};
+  Heads heads{spec.packing, spec.heads, check_groups(spec.value, spec.heads, spec.kv_heads), 0};
   heads.size = head_size(spec.value, out_axis(spec.layout), heads.rows(Part::value), "value");
   const int64_t output = head_size(spec.output, in_axis(spec.layout), spec.heads, "output");
   TORCH_CHECK(heads.size == output, "ddc gauge: heads of '", spec.value.name, "' have size ",
               heads.size, ", those of '", spec.output.name, "' have size ", output);
-  check_groups(heads, spec.output);
   return heads;
 }
 
@@ -211,15 +212,16 @@ Gauge qk_linear(const QueryKey& spec) {
 
 Gauge key_bias_null(const QueryKey& spec) {
   TORCH_CHECK(spec.key_bias, "key_bias_null: '", spec.key.name, "' has no bias");
-  TORCH_CHECK(spec.pairing == Pairing::none, "key_bias_null: '", spec.key_bias->name,
-              "' is turned by the rotary embedding, and seen");
   const auto heads = heads_of(spec);
+  const int64_t first = rotary_size(spec, heads);
+  TORCH_CHECK(first < heads.size, "key_bias_null: '", spec.key_bias->name,
+              "' is turned by the rotary embedding, and seen");
   Gauge gauge;
   gauge.name = makers::name_or(spec.name, *spec.key_bias, "null");
   gauge.kind = "null shift";
   gauge.action = Action::shift;
-  gauge.channels = heads.groups * heads.size;
-  add_leg(gauge, *spec.key_bias, 0, 1, heads.map(Part::key, head_channel(heads, 0)));
+  gauge.channels = heads.groups * (heads.size - first);
+  add_leg(gauge, *spec.key_bias, 0, 1, heads.map(Part::key, head_channel(heads, first)));
   return gauge;
 }
 

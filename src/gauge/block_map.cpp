@@ -36,7 +36,7 @@ at::Tensor BlockMap::rows(const at::Tensor& tensor) const {
 
 at::Tensor BlockMap::take(const at::Tensor& tensor) const {
   const auto all = rows(tensor);
-  return all.view({blocks_, block_, copies_ * all.size(1)});
+  return all.reshape({blocks_, block_, copies_ * all.size(1)});
 }
 
 void BlockMap::put_(at::Tensor& tensor, const at::Tensor& values) const {

@@ -1,55 +1,32 @@
-// The ready-made gauges: each has the legs that its header documents, and says what is wrong with
-// what it was given.
+// The ready-made scales and shifts: each has the legs that its header documents, and says what is wrong
+// with what it was given. (Those of attention, norms and residual streams have files of their own.)
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <ostream>
-
-#include "ddc/gauge/attention.h"
 #include "ddc/gauge/channel_map.h"
 #include "ddc/gauge/gauge.h"
 #include "ddc/gauge/norm_scale.h"
 #include "ddc/gauge/rescale.h"
 #include "ddc/gauge/shift.h"
 #include "support/errors.h"
+#include "support/legs.h"
 
 namespace ddc {
-
-// For GoogleTest to compare and print.
-static bool operator==(const Leg& a, const Leg& b) {
-  return a.tensor == b.tensor && a.axis == b.axis && a.exponent == b.exponent &&
-         a.channel_of == b.channel_of && a.offset == b.offset;
-}
-static void PrintTo(const Leg& leg, std::ostream* out) {
-  *out << leg.tensor << " axis " << leg.axis << " exponent " << leg.exponent << " offset "
-       << leg.offset << " channels " << testing::PrintToString(leg.channel_of);
-}
 
 namespace {
 
 using channel_maps::Pairing;
+using tests::Channels;
 using tests::expect_error;
-using Channels = std::vector<int64_t>;
-using Legs = std::vector<Leg>;
-
-NamedTensor named(std::string name, at::IntArrayRef shape) {
-  return {std::move(name), at::ones(shape)};
-}
-
-Leg leg(std::string tensor, int64_t axis, double exponent, Channels channel_of = {},
-        double offset = 0) {
-  return {.tensor = std::move(tensor),
-          .axis = axis,
-          .exponent = exponent,
-          .channel_of = std::move(channel_of),
-          .offset = offset};
-}
+using tests::leg;
+using tests::Legs;
+using tests::named;
 
 const NamedTensor up = named("up", {6, 4});
 const NamedTensor up_bias = named("up_bias", {6});
 const NamedTensor down = named("down", {4, 6});
-const NamedTensor undefined{"nothing", at::Tensor()};
+const NamedTensor undefined = tests::undefined_tensor();
 
 TEST(ReluRescale, ActsOnTheRowsOfInAndTheColumnsOfOut) {
   const auto gauge = relu_rescale({.in = up, .in_bias = up_bias, .out = {down}});
@@ -178,79 +155,6 @@ TEST(ChannelMaps, NameWhatIsWrong) {
   expect_error([] { channel_maps::heads(4, 3, 4, Pairing::half_split); }, {"even", "3"});
   expect_error([] { channel_maps::heads(4, 2, 3); }, {"4 heads", "3 groups"});
   expect_error([] { channel_maps::heads(0, 2, 1); }, {"0", "2"});
-}
-
-TEST(QKScale, MultipliesQueriesAndDividesKeysPerHead) {
-  const auto gauge = qk_scale({.query = named("q", {4, 5}),
-                               .query_bias = named("q_bias", {4}),
-                               .key = named("k", {4, 5}),
-                               .key_bias = named("k_bias", {4}),
-                               .heads = 2});
-  EXPECT_EQ(gauge.channels, 2);
-  const Channels map{0, 0, 1, 1};
-  EXPECT_EQ(gauge.legs, (Legs{leg("q", 0, 1, map), leg("q_bias", 0, 1, map), leg("k", 0, -1, map),
-                              leg("k_bias", 0, -1, map)}));
-}
-
-TEST(QKScale, SharesAChannelInAGroupAndHasOnePerRotaryPlane) {
-  const auto gauge = qk_scale({.query = named("q", {16, 5}),
-                               .key = named("k", {8, 5}),
-                               .heads = 4,
-                               .kv_heads = 2,
-                               .pairing = Pairing::half_split});
-  EXPECT_EQ(gauge.channels, 4);
-  EXPECT_EQ(gauge.legs[0].channel_of, (Channels{0, 1, 0, 1, 0, 1, 0, 1, 2, 3, 2, 3, 2, 3, 2, 3}));
-  EXPECT_EQ(gauge.legs[1].channel_of, (Channels{0, 1, 0, 1, 2, 3, 2, 3}));
-}
-
-TEST(QKScale, NamesWhatIsWrong) {
-  const auto q = named("q", {6, 5});
-  const auto k = named("k", {6, 5});
-  expect_error([=] { qk_scale({.query = q, .key = k, .heads = 4}); }, {"'q'", "6", "4 heads"});
-  expect_error([=] { qk_scale({.query = q, .key = k, .heads = 6, .kv_heads = 4}); },
-               {"'k'", "6", "4 heads"});
-  expect_error([=] { qk_scale({.query = q, .key = k, .heads = 3, .kv_heads = 2}); },
-               {"'q'", "2", "'k'", "3"});
-  expect_error(
-      [=] { qk_scale({.query = q, .key = k, .heads = 2, .pairing = Pairing::half_split}); },
-      {"even", "3"});
-  expect_error([=] { qk_scale({.query = undefined, .key = k, .heads = 2}); },
-               {"nothing", "undefined"});
-  expect_error([=] { qk_scale({.query = q, .key = k, .key_bias = undefined, .heads = 2}); },
-               {"nothing", "undefined"});
-}
-
-TEST(VOScale, MultipliesValuesAndDividesTheColumnsOfTheOutput) {
-  const auto gauge = vo_scale({.value = named("v", {4, 5}),
-                               .value_bias = named("v_bias", {4}),
-                               .output = named("o", {5, 8}),
-                               .heads = 4,
-                               .kv_heads = 2});
-  EXPECT_EQ(gauge.channels, 2);
-  const Channels map{0, 0, 1, 1};
-  EXPECT_EQ(gauge.legs, (Legs{leg("v", 0, 1, map), leg("v_bias", 0, 1, map),
-                              leg("o", 1, -1, {0, 0, 0, 0, 1, 1, 1, 1})}));
-}
-
-TEST(VOScale, NamesWhatIsWrong) {
-  const auto v = named("v", {6, 5});
-  expect_error(
-      [=] {
-        vo_scale({.value = v, .output = named("o", {5, 6}), .heads = 4});
-      },
-      {"'v'", "6", "4 heads"});
-  expect_error(
-      [=] {
-        vo_scale({.value = v, .output = named("o", {5, 7}), .heads = 2});
-      },
-      {"'o'", "7", "2 heads"});
-  expect_error(
-      [=] {
-        vo_scale({.value = v, .output = named("o", {5, 8}), .heads = 2});
-      },
-      {"'v'", "3", "'o'", "4"});
-  expect_error([=] { vo_scale({.value = v, .output = undefined, .heads = 2}); },
-               {"nothing", "undefined"});
 }
 
 TEST(CrossEntropyShift, AddsOneRowToAllRows) {

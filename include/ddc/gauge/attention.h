@@ -60,10 +60,10 @@ Gauge qk_rotation(const QueryKey& spec);
 /// GL(d_head) per key head, on the coordinates that no rotary embedding turns. Contains `qk_rotation`
 /// and, on them, `qk_scale`: bind either it or them.
 Gauge qk_linear(const QueryKey& spec);
-/// Without rotary embedding a key bias adds the same number to all scores of a query, which softmax
-/// does not see.
+/// On coordinates that no rotary embedding turns, a key bias adds the same number to all scores of a
+/// query, which softmax does not see.
 ///
-/// Broken by: rotary embedding; qk-norm.
+/// Broken by: rotary embedding of coordinates that are not declared as such; qk-norm.
 Gauge key_bias_null(const QueryKey& spec);
 
 /// Values and the output projection of one attention layer. The output projection is acted on along
