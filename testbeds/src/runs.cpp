@@ -49,6 +49,66 @@ class Both : public torch::optim::Optimizer {
   std::unique_ptr<torch::optim::Optimizer> second_;
 };
 
+// ---- Rotations of consecutive iterates. Plain linear algebra on rows: nothing of ddc/frame. ----
+
+/// The rows of a block of a leg, in the order of the block's channels: [block, entries]. Where several
+/// rows have the same channel (grouped queries) their entries stand side by side.
+at::Tensor block_rows(const Gauge& gauge, const Leg& leg, const at::Tensor& weights,
+                      int64_t block) {
+  std::vector<int64_t> indices;
+  for (int64_t p = 0; p < gauge.block; ++p) {
+    for (int64_t i = 0; i < weights.size(leg.axis); ++i) {
+      const int64_t channel = leg.channel_of.empty() ? i : leg.channel_of[i];
+      if (channel == block * gauge.block + p) indices.push_back(i);
+    }
+  }
+  return weights.movedim(leg.axis, 0)
+      .index_select(0, at::tensor(indices, at::kLong))
+      .reshape({gauge.block, -1});
+}
+
+/// What of the parameters a block of a gauge turns: [block, entries of all legs].
+at::Tensor turned_part(const Gauge& gauge, const Parameters& params, int64_t block) {
+  std::vector<at::Tensor> plus;
+  std::vector<at::Tensor> minus;
+  for (const auto& leg : gauge.legs) {
+    const auto weights = params[leg.tensor].tensor.detach().to(at::kDouble) + leg.offset;
+    auto& side = gauge.action == Action::linear && leg.exponent < 0 ? minus : plus;
+    side.push_back(block_rows(gauge, leg, weights, block));
+  }
+  if (minus.empty()) return at::cat(plus, 1);
+  // S^(1/2) on one side and S^(-1/2) on the other, where S M_plus S = M_minus: the geometric mean
+  // S = R^-1 (R M_minus R)^(1/2) R^-1 with R = M_plus^(1/2).
+  const auto power = [](const at::Tensor& symmetric, double exponent) {
+    const auto [values, vectors] = at::linalg_eigh(symmetric);
+    return (vectors * values.pow(exponent)).matmul(vectors.t());
+  };
+  const auto first = at::cat(plus, 1);
+  const auto second = at::cat(minus, 1);
+  const auto gram = first.matmul(first.t());
+  const auto root = power(gram, 0.5);
+  const auto inverse_root = power(gram, -0.5);
+  const auto s =
+      inverse_root.matmul(power(root.matmul(second.matmul(second.t())).matmul(root), 0.5))
+          .matmul(inverse_root);
+  return at::cat({power(s, 0.5).matmul(first), power(s, -0.5).matmul(second)}, 1);
+}
+
+/// The rotation R for which |after - R before| is smallest.
+at::Tensor best_rotation(const at::Tensor& before, const at::Tensor& after) {
+  const auto [u, s, v] = at::linalg_svd(after.matmul(before.t()));
+  return u.matmul(v);
+}
+
+/// Frobenius norm of log R. Small angles are in R - R^T; the phases of eigenvalues would be accurate to
+/// the root of rounding only where eigenvalues meet.
+double rotation_angle(const at::Tensor& rotation) {
+  const auto skew = (rotation - rotation.t()) / 2;
+  const double small = skew.norm().item<double>();
+  if (small < 1e-3 && (rotation.trace() > 0).item<bool>()) return small;
+  return at::linalg_eigvals(rotation).log().abs().norm().item<double>();
+}
+
 }  // namespace
 
 at::Generator generator(uint64_t seed) { return at::make_generator<at::CPUGeneratorImpl>(seed); }
@@ -185,6 +245,65 @@ Drift drift(const Testbed& testbed, const Parameters& params, const std::vector<
   result.final_loss = backward(testbed, params, testbed.batch(0, run.type));
   const auto end = coordinates(frame);
   for (size_t k = 0; k < start.size(); ++k) result.of_gauge.push_back(end[k] - start[k]);
+  return result;
+}
+
+double RotationDrift::most_accumulated() const {
+  double result = 0;
+  for (const auto& angles : accumulated) result = larger(result, angles.max().item<double>());
+  return result;
+}
+
+double RotationDrift::most_in_a_step() const {
+  double result = 0;
+  for (const auto& angles : largest_step) result = larger(result, angles.max().item<double>());
+  return result;
+}
+
+RotationDrift rotation_drift(const Testbed& testbed, const Parameters& params,
+                             const std::vector<Gauge>& gauges, const OptimizerMaker& make,
+                             const DriftRun& run) {
+  std::vector<Gauge> turning;
+  for (const auto& gauge : gauges) {
+    if (gauge.mixes()) turning.push_back(gauge);
+  }
+  const auto parts = [&] {
+    std::vector<at::Tensor> result;
+    for (const auto& gauge : turning) {
+      for (int64_t b = 0; b < gauge.blocks(); ++b) {
+        result.push_back(turned_part(gauge, params, b));
+      }
+    }
+    return result;
+  };
+  const auto optimizer = make(params, gauges);
+  auto before = parts();
+  std::vector<at::Tensor> product;
+  for (const auto& part : before) product.push_back(at::eye(part.size(0), at::kDouble));
+  std::vector<double> largest(before.size(), 0);
+  RotationDrift result;
+  for (int64_t step = 0; step < run.steps; ++step) {
+    result.losses.push_back(
+        backward(testbed, params, testbed.batch(batch_seed(run.seed, step), run.type)));
+    optimizer->step();
+    const auto after = parts();
+    for (size_t i = 0; i < after.size(); ++i) {
+      const auto rotation = best_rotation(before[i], after[i]);
+      product[i] = rotation.matmul(product[i]);
+      largest[i] = larger(largest[i], rotation_angle(rotation));
+    }
+    before = after;
+  }
+  size_t next = 0;
+  for (const auto& gauge : turning) {
+    result.names.push_back(gauge.name);
+    result.accumulated.push_back(at::zeros({gauge.blocks()}, at::kDouble));
+    result.largest_step.push_back(at::zeros({gauge.blocks()}, at::kDouble));
+    for (int64_t b = 0; b < gauge.blocks(); ++b, ++next) {
+      result.accumulated.back()[b] = rotation_angle(product[next]);
+      result.largest_step.back()[b] = largest[next];
+    }
+  }
   return result;
 }
 

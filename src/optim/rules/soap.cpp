@@ -85,7 +85,9 @@ at::Tensor turn_basis_(const at::Tensor& factor, const at::Tensor& stale, const 
   const auto now =
       spectrum(at::where(is_first, exact.matmul(exact.mT()), factor.to(at::kDouble)), type);
   const auto old_basis = basis;
-  basis = at::where(stale, now.vectors.to(type), old_basis);
+  // Eigenvectors come column by column. Sums depend on the order in memory in the last bit, and a
+  // checkpoint does not keep it: a resumed run would leave the one it resumes. (Squares below too.)
+  basis = at::where(stale, now.vectors.to(type), old_basis).contiguous();
   values = at::where(stale.squeeze(-1), at::where(now.values > now.noise, now.values, 0.0).to(type),
                      values);
   return basis.mT().matmul(old_basis).square();
@@ -107,7 +109,8 @@ void update_basis_(SoapMoments& moments, const at::Tensor& g, const at::Tensor& 
     squares = squares.matmul(weights.to(at::kDouble).mT());
   }
   moments.exp_avg_sq = at::where(stale, share(squares, moments), moments.exp_avg_sq)
-                           .to(moments.exp_avg_sq.scalar_type());
+                           .to(moments.exp_avg_sq.scalar_type())
+                           .contiguous();
 }
 
 /// Where there have been gradients that stand out of the rounding errors of the projections, which are

@@ -97,4 +97,31 @@ Drift drift(const Testbed& testbed, const Parameters& params, const std::vector<
             const OptimizerMaker& make, const DriftRun& run = {},
             const std::function<void(int64_t, double)>& progress = nullptr);
 
+/// How far weights were turned along the orbits of rotations, measured on the weights alone: between
+/// consecutive iterates lies the rotation that takes the earlier one nearest to the later one (the
+/// polar factor of the sum over legs of X_after X_before^T), and the product of those over all steps
+/// is what has accumulated. A trajectory without orbit part has the identity there, up to the second
+/// order of a step. X are the weights; for a linear gauge they are taken to where the Gram matrices
+/// of both sides are equal.
+struct RotationDrift {
+  /// Angles, per gauge that turns something and per block: the Frobenius norm of the logarithm of the
+  /// accumulated rotation, and of the largest that a single step made.
+  std::vector<std::string> names;
+  std::vector<at::Tensor> accumulated;
+  std::vector<at::Tensor> largest_step;
+  std::vector<double> losses;
+
+  /// Of any block of any gauge; NaN counts as infinite.
+  double most_accumulated() const;
+  double most_in_a_step() const;
+};
+
+/// Trains one copy and measures the rotation and linear gauges among `gauges`, all of which are bound.
+/// Weights are coordinates only where no other gauge changes the units of a leg: where a scale gauge
+/// or a reading acts on one of the other axes of these tensors, what is measured is an angle still,
+/// but not the one that a horizontal trajectory keeps at zero.
+RotationDrift rotation_drift(const Testbed& testbed, const Parameters& params,
+                             const std::vector<Gauge>& gauges, const OptimizerMaker& make,
+                             const DriftRun& run = {});
+
 }  // namespace ddc::testbeds
