@@ -28,8 +28,8 @@ struct SignMomentum {
   static void tensors(State& state, Visit&& visit) {
     visit("average", state.average);
   }
-  static at::Tensor step(const at::Tensor& gradient, int64_t /*step*/, const ddc::TensorView& /*view*/,
-                         State& state, const Settings& settings) {
+  static at::Tensor step(const at::Tensor& gradient, int64_t /*step*/,
+                         const ddc::TensorView& /*view*/, State& state, const Settings& settings) {
     if (!state.average.defined()) state.average = at::zeros_like(gradient);
     state.average.lerp_(gradient, 1 - settings.momentum);
     // A sign makes full steps of rounding errors, so what is next to nothing is left alone.

@@ -60,8 +60,8 @@ at::Tensor weighted_grams(const GaugePlan& gauge, const Tensors& x) {
 at::Tensor best_told_apart(const at::Tensor& columns, const at::Tensor& matrices) {
   const auto inside = symmetric(columns.t().matmul(matrices).matmul(columns));
   const auto [values, vectors] = at::linalg_eigh(inside);
-  const auto gaps = (values.narrow(1, 1, values.size(1) - 1) -
-                     values.narrow(1, 0, values.size(1) - 1)).amin(1);
+  const auto gaps =
+      (values.narrow(1, 1, values.size(1) - 1) - values.narrow(1, 0, values.size(1) - 1)).amin(1);
   return columns.matmul(vectors[gaps.argmax().item<int64_t>()]);
 }
 
@@ -149,7 +149,8 @@ at::Tensor one_sided(const GaugePlan& gauge, const at::Tensor& plus, const at::T
   auto inverse = identity(gauge);
   const auto whiten = [&](const at::Tensor& grams, const Side& side, bool dual) {
     const auto full_rank = has_full_rank(grams);
-    const auto root = at::linalg_cholesky(where_block(full_rank, symmetric(grams), identity(gauge)));
+    const auto root =
+        at::linalg_cholesky(where_block(full_rank, symmetric(grams), identity(gauge)));
     auto factor = reference(gauge, side) * at::linalg_inv(root);
     if (dual) factor = transposed(at::linalg_inv(factor));
     inverse = where_block(full_rank, factor, inverse);
@@ -199,8 +200,7 @@ void align_frame_(const GaugePlan& gauge, GaugeState& state, Tensors& x) {
   const auto grams = gram(gauge, x);
   const auto basis = eigenbasis(grams, gauge, x, /*keep=*/false);
   state.frame = state.frame.matmul(basis);
-  state.eigenvalues =
-      transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1).clone();
+  state.eigenvalues = transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1).clone();
   for (const auto& leg : gauge.legs) multiply_(leg, transposed(basis), x[leg.tensor]);
 }
 
@@ -237,8 +237,7 @@ Chart::Orbit orbit_at(const GaugePlan& gauge, const Tensors& x) {
   }
   const auto largest = orbit.denominator.amax({1, 2}, /*keepdim=*/true);
   const auto fixed = (orbit.denominator > largest * kOrbitRank) & (largest > 0);
-  orbit.denominator =
-      at::where(fixed, orbit.denominator, std::numeric_limits<double>::infinity());
+  orbit.denominator = at::where(fixed, orbit.denominator, std::numeric_limits<double>::infinity());
   return orbit;
 }
 
@@ -255,8 +254,8 @@ double project_orbit_(const GaugePlan& gauge, const Chart::Orbit& orbit, const T
   at::Tensor angle;
   if (orbit.eigenvectors.defined()) {
     const auto& u = orbit.eigenvectors;
-    angle = u.matmul(transposed(u).matmul(moment).matmul(u) / orbit.denominator)
-                .matmul(transposed(u));
+    angle =
+        u.matmul(transposed(u).matmul(moment).matmul(u) / orbit.denominator).matmul(transposed(u));
   } else {
     angle = moment / orbit.denominator;
   }
@@ -279,9 +278,10 @@ double rebalance_linear_(const GaugePlan& gauge, const Tensors& now, GaugeState&
   // Blocks leave the stratum where a side is not of full rank, and come into it.
   const auto direct = balance(plus, minus);
   const auto log_ratio = at::linalg_eigvalsh(symmetric_factor(direct)).clamp_min(1e-300).log();
-  const auto usual = (reference(gauge, gauge.minus) / reference(gauge, gauge.plus)).log().mean({1, 2});
-  const auto comparable =
-      direct.full_rank & ((log_ratio * 2 - usual.unsqueeze(-1)).abs().amax(1) <= std::log(kComparable));
+  const auto usual =
+      (reference(gauge, gauge.minus) / reference(gauge, gauge.plus)).log().mean({1, 2});
+  const auto comparable = direct.full_rank & ((log_ratio * 2 - usual.unsqueeze(-1)).abs().amax(1) <=
+                                              std::log(kComparable));
   const auto entering = state.bound.logical_not() & comparable;
   const auto first_time = entering & state.known.logical_not();
   if (first_time.any().item<bool>()) {
@@ -333,7 +333,7 @@ at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, 
   if (g.action == Action::rotation) state.bound = state.bound | moving;
   if (g.action == Action::linear) moving = at::zeros_like(moving);
   const bool follows = follow && (g.second_moment == SecondMoment::body_frame ||
-                       g.second_moment == SecondMoment::body_frame_topk);
+                                  g.second_moment == SecondMoment::body_frame_topk);
   if (follows && state.age >= g.frame_interval) {
     moving = norm > 0;
     state.age = 0;
@@ -341,8 +341,8 @@ at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, 
     moving = moving | ((off.norm(2, {1, 2}) > norm * g.frame_drift) & (norm > 0));
   }
   if (!moving.any().item<bool>()) return {};
-  const auto basis = where_block(
-      moving, eigenbasis(grams, gauge, x, /*keep=*/true), identity(gauge));
+  const auto basis =
+      where_block(moving, eigenbasis(grams, gauge, x, /*keep=*/true), identity(gauge));
   state.frame = state.frame.matmul(basis);
   const auto turned = transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1);
   state.eigenvalues = at::where(moving.unsqueeze(-1), turned, state.eigenvalues);

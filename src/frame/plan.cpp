@@ -9,6 +9,8 @@
 #include <set>
 #include <unordered_map>
 
+#include "plan_checks.h"
+
 namespace ddc {
 namespace {
 
@@ -67,124 +69,6 @@ Coordinates default_coordinates(const Gauge& gauge, const GaugePlan& plan,
     return tensors[leg.tensor].tensor.dim() > 1;
   });
   return first_is_vector && any_matrix ? Coordinates::folded : Coordinates::balanced;
-}
-
-/// Whether indices with the same entry in `groups` have the same entry in `values` (empty: i -> i).
-bool is_constant_within(const std::vector<int64_t>& values, const std::vector<int64_t>& groups,
-                        int64_t size) {
-  std::unordered_map<int64_t, int64_t> value_of_group;
-  for (int64_t i = 0; i < size; ++i) {
-    const int64_t group = groups.empty() ? i : groups[i];
-    const int64_t value = values.empty() ? i : values[i];
-    if (group >= 0 && value_of_group.emplace(group, value).first->second != value) return false;
-  }
-  return true;
-}
-
-/// Whether two legs act on none of the same indices of one axis.
-bool act_apart(const Leg& a, const Leg& b) {
-  if (a.axis != b.axis) return true;
-  if (a.channel_of.empty() || b.channel_of.empty()) return false;
-  for (size_t i = 0; i < a.channel_of.size(); ++i) {
-    if (a.channel_of[i] >= 0 && b.channel_of[i] >= 0) return false;
-  }
-  return true;
-}
-
-/// A matrix may mix along an axis only what no other gauge tells apart there.
-void check_blocks(const Plan& plan, const TensorPlan& tensor) {
-  for (const auto& use : tensor.blocks) {
-    const auto& gauge = plan.gauges[use.gauge].gauge;
-    const auto& leg = gauge.legs[use.leg];
-    std::vector<int64_t> block_of(tensor.tensor.size(leg.axis));
-    for (size_t i = 0; i < block_of.size(); ++i) {
-      const int64_t c = leg.channel_of.empty() ? static_cast<int64_t>(i) : leg.channel_of[i];
-      block_of[i] = c < 0 ? -1 : c / gauge.block;
-    }
-    for (const auto& scale : tensor.scales) {
-      const auto& other = plan.gauges[scale.gauge].gauge;
-      const auto& scale_leg = other.legs[scale.leg];
-      const bool seen_through = !leg.through.gain.empty() && !other.legs.empty() &&
-                                other.legs.front().tensor == leg.through.gain;
-      TORCH_CHECK(seen_through || act_apart(leg, scale_leg) ||
-                      (gauge.action == Action::rotation &&
-                       is_constant_within(scale_leg.channel_of, block_of,
-                                          tensor.tensor.size(leg.axis))),
-                  "gauges '", gauge.name, "' and '", other.name, "' both act on axis ", leg.axis,
-                  " of '", tensor.name, "': ",
-                  gauge.action == Action::linear ? "the linear one contains the other"
-                                                 : "the scale tells apart what the rotation mixes");
-      TORCH_CHECK(!seen_through || plan.gauges[scale.gauge].coordinates == Coordinates::folded,
-                  "gauge '", gauge.name, "' acts through '", leg.through.gain, "', so gauge '",
-                  other.name, "' must have folded coordinates");
-    }
-    for (const auto& other : tensor.blocks) {
-      if (&other == &use) continue;
-      const auto& other_gauge = plan.gauges[other.gauge].gauge;
-      TORCH_CHECK(act_apart(leg, other_gauge.legs[other.leg]), "gauges '", gauge.name, "' and '",
-                  other_gauge.name, "' both mix axis ", leg.axis, " of '", tensor.name, "'");
-    }
-  }
-}
-
-/// A gain that other gauges act through stays as it is: its ratio to single channels of its readers
-/// is not theirs to keep, and their elements mean something else once it has moved.
-void choose_hold(Plan& plan) {
-  for (auto& gauge : plan.gauges) {
-    if (!gauge.is_scale()) continue;
-    for (auto& leg : gauge.legs) {
-      const auto& through = plan.tensors[leg.tensor].through;
-      leg.seen_through_first = through && through->gain == gauge.legs.front().tensor;
-    }
-    const auto& first = plan.tensors[gauge.legs.front().tensor];
-    gauge.hold = gauge.gauge.hold.value_or(first.read_by.empty() ? Hold::ratio : Hold::unit);
-    TORCH_CHECK(first.read_by.empty() || gauge.hold == Hold::unit, "gauge '",
-                plan.gauges[first.read_by.front()].gauge.name, "' acts through '", first.name,
-                "', so gauge '", gauge.gauge.name, "' must hold the unit (hold = unit)");
-  }
-}
-
-void check_sharing(const Plan& plan) {
-  for (const auto& tensor : plan.tensors) {
-    check_blocks(plan, tensor);
-    for (const auto& shift : tensor.shifts) {
-      const auto& shift_gauge = plan.gauges[shift.gauge];
-      for (const auto& scale : tensor.scales) {
-        const auto& scale_gauge = plan.gauges[scale.gauge];
-        const auto& shift_leg = shift_gauge.gauge.legs[shift.leg];
-        const auto& scale_leg = scale_gauge.gauge.legs[scale.leg];
-        const bool seen_through =
-            !shift_leg.through.gain.empty() &&
-            scale_gauge.gauge.legs.front().tensor == shift_leg.through.gain;
-        TORCH_CHECK(!seen_through || scale_gauge.coordinates == Coordinates::folded, "gauge '",
-                    shift_gauge.gauge.name, "' acts through '", shift_leg.through.gain,
-                    "', so gauge '", scale_gauge.gauge.name, "' must have folded coordinates");
-        TORCH_CHECK(seen_through || act_apart(shift_leg, scale_leg) ||
-                        is_constant_within(scale_leg.channel_of, shift_leg.channel_of,
-                                           tensor.tensor.size(shift_leg.axis)),
-                    "gauge '", scale_gauge.gauge.name, "' scales entries along axis ",
-                    scale_leg.axis, " of '", tensor.name, "' differently that gauge '",
-                    shift_gauge.gauge.name,
-                    "' shifts together: they do not form the group that either describes");
-      }
-      for (const auto& other : tensor.shifts) {
-        TORCH_CHECK(
-            other.gauge == shift.gauge ||
-                act_apart(plan.gauges[other.gauge].gauge.legs[other.leg],
-                          shift_gauge.gauge.legs[shift.leg]),
-            "gauges '", shift_gauge.gauge.name, "' and '", plan.gauges[other.gauge].gauge.name,
-            "' shift the same axis of '", tensor.name, "'");
-      }
-      if (shift_gauge.shift_legs() == 1) continue;
-      const auto& first = plan.tensors[shift_gauge.legs.front().tensor];
-      bool same = first.scales.size() == tensor.scales.size();
-      for (size_t i = 0; same && i < tensor.scales.size(); ++i) {
-        same = first.scales[i].gauge == tensor.scales[i].gauge;
-      }
-      TORCH_CHECK(same, "gauge '", shift_gauge.gauge.name, "' shifts '", first.name, "' and '",
-                  tensor.name, "' together, but not the same gauges scale them");
-    }
-  }
 }
 
 /// Every exchange empties its vector into biases; so does every leg that is seen through a norm with a
@@ -368,8 +252,9 @@ void add_components(Plan& plan) {
       const auto& gauge = plan.gauges[k];
       if (gauge.is_scale()) return gauge.coordinates == Coordinates::folded ? 0 : 1;
       if (gauge.is_shift()) return 1;
-      const bool seen_through = std::any_of(gauge.legs.begin(), gauge.legs.end(),
-                                       [](const BoundLeg& leg) { return leg.gain.has_value(); });
+      const bool seen_through =
+          std::any_of(gauge.legs.begin(), gauge.legs.end(),
+                      [](const BoundLeg& leg) { return leg.gain.has_value(); });
       return seen_through ? 2 : 3;
     };
     std::stable_sort(component.gauges.begin(), component.gauges.end(),
@@ -423,7 +308,7 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
     // Vertical rules are scalar; a matrix or an exchanged vector is held.
     const bool scalar = gauge.action == Action::scale || gauge.action == Action::shift;
     const bool seen_through = std::any_of(gauge.legs.begin(), gauge.legs.end(),
-                                     [](const Leg& leg) { return !leg.through.empty(); });
+                                          [](const Leg& leg) { return !leg.through.empty(); });
     if (!scalar || seen_through) compiled.gauge.vertical = Vertical::frozen;
     for (size_t l = 0; l < gauge.legs.size(); ++l) {
       const auto& leg = gauge.legs[l];
@@ -433,10 +318,10 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
                   gauge.name, "' give '", leg.tensor, "' different offsets: ", tensor.offset,
                   " and ", leg.offset);
       tensor.offset = leg.offset;
-      BoundLeg bound{index.at(leg.tensor), leg.exponent,
-                     ChannelMap(leg.channel_of, gauge.channels, leg.axis,
-                                tensor.tensor.size(leg.axis), tensor.tensor.dim(),
-                                tensor.tensor.device())};
+      BoundLeg bound{
+          index.at(leg.tensor), leg.exponent,
+          ChannelMap(leg.channel_of, gauge.channels, leg.axis, tensor.tensor.size(leg.axis),
+                     tensor.tensor.dim(), tensor.tensor.device())};
       if (gauge.mixes()) {
         bound.blocks.emplace(leg.channel_of, gauge.channels, gauge.block, leg.axis,
                              tensor.tensor.sizes(), tensor.tensor.device());
@@ -450,10 +335,10 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
         TORCH_CHECK(tensor.tensor.size(leg.axis) % leg.head_size == 0, "gauge '", gauge.name,
                     "': heads of size ", leg.head_size, " do not divide axis ", leg.axis, " of '",
                     tensor.name, "', of size ", tensor.tensor.size(leg.axis));
-        TORCH_CHECK(!tensor.cut || (tensor.cut->axis == leg.axis &&
-                                    tensor.cut->size == leg.head_size),
-                    "gauge '", gauge.name, "' cuts '", tensor.name,
-                    "' into other heads than another gauge does");
+        TORCH_CHECK(
+            !tensor.cut || (tensor.cut->axis == leg.axis && tensor.cut->size == leg.head_size),
+            "gauge '", gauge.name, "' cuts '", tensor.name,
+            "' into other heads than another gauge does");
         tensor.cut = HeadCut{leg.axis, leg.head_size};
       }
       const auto find = [&](const std::string& name) {
@@ -505,7 +390,7 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
     plan.gauges.push_back(std::move(compiled));
   }
   check_sharing(plan);
-  choose_hold(plan);
+  choose_hold_(plan);
   add_drains(plan, index);
   add_polar_nodes(plan);
   add_radial_modes(plan);

@@ -224,7 +224,8 @@ void act_on_gradient_(const Gauge& gauge, const GroupElement& element, const Par
   {
     const at::NoGradGuard no_grad;
     auto copy = Parameters();
-    for (const auto& [name, tensor] : params) copy.add(name, tensor.detach().to(at::kDouble).clone());
+    for (const auto& [name, tensor] : params)
+      copy.add(name, tensor.detach().to(at::kDouble).clone());
     act_(gauge, element, copy);
     for (const auto& [name, tensor] : copy) there.add(name, tensor.requires_grad_());
   }

@@ -64,8 +64,8 @@ int64_t head_size(const NamedTensor& tensor, int64_t axis, int64_t heads, const 
 int64_t check_groups(const NamedTensor& tensor, int64_t heads,
                      const std::optional<int64_t>& kv_heads) {
   const int64_t groups = kv_heads.value_or(heads);
-  TORCH_CHECK(heads > 0 && groups > 0 && heads % groups == 0, "ddc gauge: '", tensor.name, "': ",
-              heads, " heads cannot be shared evenly by ", groups, " groups");
+  TORCH_CHECK(heads > 0 && groups > 0 && heads % groups == 0, "ddc gauge: '", tensor.name,
+              "': ", heads, " heads cannot be shared evenly by ", groups, " groups");
   return groups;
 }
 
@@ -231,7 +231,8 @@ Gauge vo_scale(const ValueOutput& spec) {
   gauge.name = makers::name_or(spec.name, spec.value, "vo_scale");
   gauge.kind = "VO scale";
   gauge.channels = heads.groups;
-  add_legs(gauge, spec, heads, [](int64_t group, int64_t) { return group; }, -1);
+  add_legs(
+      gauge, spec, heads, [](int64_t group, int64_t) { return group; }, -1);
   return gauge;
 }
 

@@ -56,15 +56,15 @@ void validate_reading(const Gauge& gauge, size_t k, const Parameters& params) {
   const auto& weight = params[leg.tensor].tensor;
   TORCH_CHECK(gauge.action == Action::shift || gauge.action == Action::rotation || exchange,
               leg_text(gauge, k), "a ", to_string(gauge.action), " gauge takes no reading");
-  TORCH_CHECK(exchange ? k > 0 && reading.gain.empty() && reading.shift.empty()
-                       : !reading.gain.empty(),
-              leg_text(gauge, k),
-              exchange ? "the legs of an exchange name a bias only" : "the reading has no gain");
+  TORCH_CHECK(
+      exchange ? k > 0 && reading.gain.empty() && reading.shift.empty() : !reading.gain.empty(),
+      leg_text(gauge, k),
+      exchange ? "the legs of an exchange name a bias only" : "the reading has no gain");
   TORCH_CHECK(reading.shift.empty() || !reading.bias.empty(), leg_text(gauge, k),
               "reads the shift '", reading.shift,
               "', and has no bias that could make up for a change of it");
-  TORCH_CHECK(weight.dim() == 2, leg_text(gauge, k), "must be a matrix to have a reading, has shape ",
-              weight.sizes());
+  TORCH_CHECK(weight.dim() == 2, leg_text(gauge, k),
+              "must be a matrix to have a reading, has shape ", weight.sizes());
   const auto check_vector = [&](const std::string& name, int64_t size, const char* role) {
     if (name.empty()) return;
     TORCH_CHECK(params.contains(name), leg_text(gauge, k), "no parameter is called '", name, "' (",
@@ -90,10 +90,10 @@ void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,
               " is not one of a tensor of shape ", tensor.sizes());
   TORCH_CHECK(std::isfinite(leg.exponent) && leg.exponent != 0, where(),
               "exponent must be finite and not zero, got ", leg.exponent);
-  TORCH_CHECK(!gauge.mixes() || leg.exponent == 1 ||
-                  (leg.exponent == -1 && gauge.action == Action::linear),
-              where(), "exponent must be 1", gauge.action == Action::linear ? " or -1" : "",
-              " in a ", to_string(gauge.action), " gauge, got ", leg.exponent);
+  TORCH_CHECK(
+      !gauge.mixes() || leg.exponent == 1 || (leg.exponent == -1 && gauge.action == Action::linear),
+      where(), "exponent must be 1", gauge.action == Action::linear ? " or -1" : "", " in a ",
+      to_string(gauge.action), " gauge, got ", leg.exponent);
   TORCH_CHECK(std::isfinite(leg.offset), where(), "offset must be finite, got ", leg.offset);
   TORCH_CHECK(gauge.action == Action::scale || leg.offset == 0, where(), "a ",
               to_string(gauge.action), " takes no offset, got ", leg.offset);
@@ -104,9 +104,10 @@ void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,
                 " has ", counts[c], " indices and channel 0 has ", counts[0],
                 "; a gauge that mixes channels needs as many of each, and at least one");
   }
-  TORCH_CHECK(gauge.action != Action::exchange || tensor.dim() == (k == 0 ? 1 : 2), where(),
-              "an exchange has a vector as its first leg and matrices as the others; this has shape ",
-              tensor.sizes());
+  TORCH_CHECK(
+      gauge.action != Action::exchange || tensor.dim() == (k == 0 ? 1 : 2), where(),
+      "an exchange has a vector as its first leg and matrices as the others; this has shape ",
+      tensor.sizes());
   validate_reading(gauge, k, params);
 }
 
@@ -156,11 +157,11 @@ void validate(const Gauge& gauge, const Parameters& params) {
   }
   for (size_t k = 0; k < gauge.legs.size(); ++k) {
     for (size_t j = 0; j < k; ++j) {
-      TORCH_CHECK(
-          gauge.legs[j].tensor != gauge.legs[k].tensor || gauge.legs[j].axis != gauge.legs[k].axis ||
-              disjoint(gauge.legs[j], gauge.legs[k]),
-          "gauge '", gauge.name, "': legs ", j, " and ", k, " both act on axis ",
-          gauge.legs[k].axis, " of '", gauge.legs[k].tensor, "', on the same indices");
+      TORCH_CHECK(gauge.legs[j].tensor != gauge.legs[k].tensor ||
+                      gauge.legs[j].axis != gauge.legs[k].axis ||
+                      disjoint(gauge.legs[j], gauge.legs[k]),
+                  "gauge '", gauge.name, "': legs ", j, " and ", k, " both act on axis ",
+                  gauge.legs[k].axis, " of '", gauge.legs[k].tensor, "', on the same indices");
     }
     if (gauge.action == Action::shift) {
       const auto& first = gauge.legs.front();

@@ -26,7 +26,8 @@ Gauge residual_rotation(const ResidualRotation& spec) {
   gauge.name = spec.name;
   gauge.kind = "residual rotation";
   gauge.action = Action::rotation;
-  gauge.channels = makers::size_of(spec.writers.front().tensor, spec.writers.front().axis, "writer");
+  gauge.channels =
+      makers::size_of(spec.writers.front().tensor, spec.writers.front().axis, "writer");
   gauge.block = gauge.channels;
   gauge.fixes_ones = spec.layer_norm;
   for (const auto& writer : spec.writers) makers::add_leg(gauge, writer.tensor, writer.axis, 1);

@@ -118,8 +118,7 @@ std::unique_ptr<LiftedParamState> LiftedOptimizer::blank_state(size_t t) const {
   auto state = make_state();
   state->step = 1;
   rule(at::zeros_like(tensor.tensor.detach(), tensor.tensor.options().dtype(tensor.compute_type())),
-       view_of(t), *state,
-       options_of(tensor.param_group));
+       view_of(t), *state, options_of(tensor.param_group));
   return state;
 }
 

@@ -53,13 +53,13 @@ json describe(const Gauge& gauge, const GaugePlan& plan) {
                               {"bias", leg.through.bias}};
   }
   json result = {{"name", gauge.name},
-          {"action", to_string(gauge.action)},
-          {"coordinates", to_string(plan.coordinates)},
-          {"hold", to_string(plan.hold)},
-          {"vertical", to_string(gauge.vertical)},
-          {"radial", to_string(gauge.radial)},
-          {"channels", gauge.channels},
-          {"legs", legs}};
+                 {"action", to_string(gauge.action)},
+                 {"coordinates", to_string(plan.coordinates)},
+                 {"hold", to_string(plan.hold)},
+                 {"vertical", to_string(gauge.vertical)},
+                 {"radial", to_string(gauge.radial)},
+                 {"channels", gauge.channels},
+                 {"legs", legs}};
   if (gauge.mixes()) {
     result["block"] = gauge.block;
     result["fixes_ones"] = gauge.fixes_ones;

@@ -121,8 +121,8 @@ class Session {
     };
     // A rotation cannot be large; a matrix that is nearly singular loses as many digits.
     const double huge = gauge_.action == Action::scale ? 8 : 100;
-    const auto far = gauge_.mixes() ? draw(gauge_.action == Action::linear ? 1.5 : 3)
-                                    : draw(1).sign() * huge;
+    const auto far =
+        gauge_.mixes() ? draw(gauge_.action == Action::linear ? 1.5 : 3) : draw(1).sign() * huge;
     return {{"identity", identity_element(gauge_, params_)},
             {"near", draw(1e-6)},
             {"random", draw(0.5)},
@@ -239,9 +239,9 @@ class Session {
     Check held;
     held.where = "generator " + std::to_string(worst);
     held.actual = along[worst].item<double>();
-    held.difference = std::abs(held.actual) /
-                      std::max(tangents[worst].norm().item<double>() * step.norm().item<double>(),
-                               1e-300);
+    held.difference =
+        std::abs(held.actual) /
+        std::max(tangents[worst].norm().item<double>() * step.norm().item<double>(), 1e-300);
     add(held, "horizontality", step_tolerance_);
   }
 

@@ -39,22 +39,21 @@ Testbed layer_norm_block(const LayerNormBlockOptions& options) {
   std::vector<FeedForward> parts;
   if (options.relu_part) parts.push_back({"mlp", FeedForward::Kind::relu});
   parts.push_back({"squared_mlp", FeedForward::Kind::squared_relu});
-  auto bed =
-      transformer_testbed({.vocabulary = options.vocabulary,
-                           .classes = options.vocabulary,
-                           .d_model = options.d_model,
-                           .heads = options.heads,
-                           .kv_heads = options.heads,
-                           .d_ff = options.d_ff,
-                           .sequence = options.sequence,
-                           .layers = options.layers,
-                           .feed_forwards = parts,
-                           .norm_eps = options.norm_eps,
-                           .gain_spread = options.gain_spread,
-                           .bias_spread = options.bias_spread,
-                           .fixed_embedding = options.fixed_embedding,
-                           .residual_shifts = options.residual_shifts,
-                           .gauges = options.gauges});
+  auto bed = transformer_testbed({.vocabulary = options.vocabulary,
+                                  .classes = options.vocabulary,
+                                  .d_model = options.d_model,
+                                  .heads = options.heads,
+                                  .kv_heads = options.heads,
+                                  .d_ff = options.d_ff,
+                                  .sequence = options.sequence,
+                                  .layers = options.layers,
+                                  .feed_forwards = parts,
+                                  .norm_eps = options.norm_eps,
+                                  .gain_spread = options.gain_spread,
+                                  .bias_spread = options.bias_spread,
+                                  .fixed_embedding = options.fixed_embedding,
+                                  .residual_shifts = options.residual_shifts,
+                                  .gauges = options.gauges});
   bed.name = "layer norm block";
   bed.batch =
       token_sums(options.vocabulary, options.multiplier, options.batch_size, options.sequence);
@@ -105,7 +104,7 @@ Testbed gpt_j_block(const GptJBlockOptions& options) {
        .gain_spread = options.gain_spread,
        .bias_spread = options.bias_spread,
        .fixed_embedding = options.fixed_embedding,
-                                  .gauges = options.gauges});
+       .gauges = options.gauges});
   bed.name = "gpt-j block";
   bed.batch =
       token_sums(options.vocabulary, options.multiplier, options.batch_size, options.sequence);

@@ -87,15 +87,14 @@ void add_qk_gauges(const Transformer& network, const QueryKey& spec, const Param
 
 void add_attention_gauges(const Transformer& network, const Parameters& params,
                           const std::string& attention, std::vector<Gauge>& gauges) {
-  const QueryKey query_key{
-      .query = params[attention + ".query.weight"],
-      .query_bias = find(params, attention + ".query.bias"),
-      .key = params[attention + ".key.weight"],
-      .key_bias = find(params, attention + ".key.bias"),
-      .heads = network.heads,
-      .kv_heads = network.kv_heads,
-      .pairing = network.rotary.pairing,
-      .rotary_size = network.rotary.on() ? network.rotary.size : std::nullopt};
+  const QueryKey query_key{.query = params[attention + ".query.weight"],
+                           .query_bias = find(params, attention + ".query.bias"),
+                           .key = params[attention + ".key.weight"],
+                           .key_bias = find(params, attention + ".key.bias"),
+                           .heads = network.heads,
+                           .kv_heads = network.kv_heads,
+                           .pairing = network.rotary.pairing,
+                           .rotary_size = network.rotary.on() ? network.rotary.size : std::nullopt};
   add_qk_gauges(network, query_key, params, gauges);
   const ValueOutput value_output{.value = params[attention + ".value.weight"],
                                  .value_bias = find(params, attention + ".value.bias"),
@@ -146,10 +145,8 @@ bool all_readers_have_biases(const NormReaders& norm) {
 
 void add_norm_gauges(const Transformer& network, const NormReaders& norm,
                      std::vector<Gauge>& gauges) {
-  NormScale scale{.gain = norm.gain,
-                  .shift = norm.shift,
-                  .readers = {},
-                  .gain_is_offset = norm.gain_is_offset};
+  NormScale scale{
+      .gain = norm.gain, .shift = norm.shift, .readers = {}, .gain_is_offset = norm.gain_is_offset};
   for (const auto& reader : norm.readers) scale.readers.push_back(reader.weight);
   gauges.push_back(norm_scale(scale));
   if (!has(network, GaugeSet::full) || network.norm != Norm::layer) return;
@@ -187,12 +184,11 @@ std::vector<Gauge> transformer_gauges(const Transformer& network, const Paramete
   if (network.final_norm) {
     norms.push_back(norm_readers(network, params, "final_norm", {"unembedding"}));
   }
-  const bool turned =
-      has(network, GaugeSet::with_residual_rotation) && network.final_norm &&
-      !network.fixed_embedding &&
-      std::all_of(norms.begin(), norms.end(), [](const NormReaders& norm) {
-        return !norm.shift || all_readers_have_biases(norm);
-      });
+  const bool turned = has(network, GaugeSet::with_residual_rotation) && network.final_norm &&
+                      !network.fixed_embedding &&
+                      std::all_of(norms.begin(), norms.end(), [](const NormReaders& norm) {
+                        return !norm.shift || all_readers_have_biases(norm);
+                      });
 
   // A tensor that writes to the residual stream is free in its mean only if every reader is a
   // LayerNorm: without a final norm the unembedding sees it.

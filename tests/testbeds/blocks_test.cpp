@@ -126,10 +126,10 @@ TEST(RmsNormBlock, OnlyTheModelsPairingIsAGauge) {
   const auto params = bed.init(1, at::kDouble);
   const auto batch = bed.batch(2, at::kDouble);
   QueryKey spec{.query = params["layers.0.attention.query.weight"],
-               .key = params["layers.0.attention.key.weight"],
-               .heads = 4,
-               .kv_heads = 2,
-               .pairing = channel_maps::Pairing::interleaved};
+                .key = params["layers.0.attention.key.weight"],
+                .heads = 4,
+                .kv_heads = 2,
+                .pairing = channel_maps::Pairing::interleaved};
   EXPECT_GT(loss_change(bed, {qk_scale(spec)}, params, batch), broken);
   spec.pairing = channel_maps::Pairing::none;
   EXPECT_LE(loss_change(bed, {qk_scale(spec)}, params, batch), 1e-13);
@@ -194,9 +194,9 @@ TEST(GptJBlock, OnlyTheModelsPlanesAreAGauge) {
   const auto params = bed.init(1, at::kDouble);
   const auto batch = bed.batch(2, at::kDouble);
   QueryKey spec{.query = params["layers.0.attention.query.weight"],
-               .key = params["layers.0.attention.key.weight"],
-               .heads = 2,
-               .pairing = channel_maps::Pairing::half_split};
+                .key = params["layers.0.attention.key.weight"],
+                .heads = 2,
+                .pairing = channel_maps::Pairing::half_split};
   EXPECT_GT(loss_change(bed, {qk_scale(spec)}, params, batch), broken);
   // In interleaved pairs the planes of the whole head go on where the turned ones end.
   spec.pairing = channel_maps::Pairing::interleaved;

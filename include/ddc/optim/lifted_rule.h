@@ -89,9 +89,8 @@ class LiftedRuleOptions : public LiftedOptions {
   std::map<std::string, double> values() const override {
     std::map<std::string, double> result;
     auto copy = options_;
-    visit(copy, [&](const char* option, auto& value) {
-      result[option] = static_cast<double>(value);
-    });
+    visit(copy,
+          [&](const char* option, auto& value) { result[option] = static_cast<double>(value); });
     return result;
   }
 
@@ -123,9 +122,8 @@ class LiftedRuleState : public LiftedParamState {
   }
   std::vector<std::pair<std::string, at::Tensor*>> tensors() override {
     std::vector<std::pair<std::string, at::Tensor*>> result;
-    Rule::tensors(state, [&](const char* field, at::Tensor& tensor) {
-      result.emplace_back(field, &tensor);
-    });
+    Rule::tensors(
+        state, [&](const char* field, at::Tensor& tensor) { result.emplace_back(field, &tensor); });
     return result;
   }
   void turn(const BlockMap& map, const at::Tensor& basis) override {

@@ -1,0 +1,212 @@
+// Weights to coordinates, gradients to gradients with respect to them.
+
+#include <algorithm>
+#include <cmath>
+
+#include "ddc/frame/frame.h"
+#include "ddc/frame/polar.h"
+#include "ddc/frame/shift.h"
+#include "legs.h"
+
+namespace ddc {
+
+Tensors Frame::centred(const Component& component, const std::vector<bool>& drained,
+                       Tensors& shifts, Tensors& emptied) const {
+  shifts.resize(plan_.gauges.size());
+  emptied.resize(plan_.drains.size());
+  Tensors x(plan_.tensors.size());
+  for (const size_t t : component.tensors) {
+    const auto& tensor = plan_.tensors[t];
+    // A tensor without gauges is stepped in place. All others are worked on in a float64 copy: in
+    // float32 a factor and its inverse do not multiply to one, and that error, the same in every
+    // step, would make weights grow or shrink.
+    x[t] = component.gauges.empty() ? tensor.tensor.detach().to(tensor.compute_type())
+                                    : tensor.tensor.detach().to(at::kDouble) + tensor.offset;
+  }
+  for (const size_t d : component.drains) {
+    if (!drained[d]) continue;
+    const auto& drain = plan_.drains[d];
+    // A copy: the vector itself is about to be centred.
+    emptied[d] =
+        drain.matrix_map.gather_vector(drain.source_map.scatter(x[drain.source]), 0).clone();
+    x[drain.sink] += read_through(drain, x[drain.matrix], emptied[d]);
+  }
+  for (const size_t k : component.gauges) {
+    const auto& gauge = plan_.gauges[k];
+    if (!gauge.is_shift()) continue;
+    shifts[k] = shift_of_weights(gauge, x);
+    add_shift_(gauge, shifts[k], -1, x);
+  }
+  return x;
+}
+
+at::Tensor Frame::in_units(const Tensors& x, size_t t) const {
+  const auto& tensor = plan_.tensors[t];
+  auto result = x[t];
+  for (const auto& use : tensor.scales) {
+    const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
+    result = result * leg_factor(leg, gauge_states_[use.gauge].log_unit, -1, result.options());
+  }
+  if (tensor.through) {
+    result = result * along_axis(in_units(x, tensor.through->gain), tensor.through->axis);
+  }
+  return result;
+}
+
+Tensors Frame::coordinates(const Component& component, const std::vector<bool>& drained,
+                           Tensors& shifts, Tensors& emptied) const {
+  auto x = centred(component, drained, shifts, emptied);
+  Tensors result(x.size());
+  for (const size_t t : component.tensors) result[t] = in_units(x, t);
+  for (const size_t k : component.gauges) {
+    if (!plan_.gauges[k].gauge.mixes()) continue;
+    enter_frame_(plan_.gauges[k], gauge_states_[k], result);
+  }
+  return result;
+}
+
+void Frame::find_active_(Chart& chart, const std::vector<bool>& has_gradient) const {
+  const auto& component = *chart.component;
+  chart.active.assign(plan_.gauges.size(), false);
+  chart.passive.assign(plan_.tensors.size(), false);
+  chart.drained.assign(plan_.drains.size(), false);
+  // A vector is emptied into its biases only if all of them can take it up.
+  for (const size_t d : component.drains) {
+    chart.drained[d] =
+        std::all_of(component.drains.begin(), component.drains.end(), [&](size_t other) {
+          return plan_.drains[other].source != plan_.drains[d].source ||
+                 has_gradient[plan_.drains[other].sink];
+        });
+  }
+  const auto is_drained = [&](size_t matrix) {
+    return std::all_of(component.drains.begin(), component.drains.end(), [&](size_t d) {
+      return plan_.drains[d].matrix != matrix || chart.drained[d];
+    });
+  };
+  for (const size_t k : component.gauges) {
+    const auto& gauge = plan_.gauges[k];
+    bool active = true;
+    for (size_t l = 0; l < gauge.legs.size(); ++l) {
+      const auto& leg = gauge.legs[l];
+      const bool moves = l < gauge.shift_legs() || !gauge.is_shift();
+      active = active && (!moves || has_gradient[leg.tensor]) &&
+               (!leg.bias || (has_gradient[*leg.bias] && is_drained(leg.tensor)));
+    }
+    chart.active[k] = active;
+  }
+  for (const size_t t : component.tensors) {
+    const auto& readers = plan_.tensors[t].read_by;
+    chart.passive[t] =
+        std::any_of(readers.begin(), readers.end(), [&](size_t k) { return chart.active[k]; });
+  }
+}
+
+void Frame::open_gradients_(Chart& chart, const std::vector<bool>& has_gradient,
+                            const Tensors& emptied,
+                            const std::vector<StepSettings>& settings) const {
+  const auto& component = *chart.component;
+  for (const size_t t : component.tensors) {
+    if (!has_gradient[t]) continue;
+    const auto& tensor = plan_.tensors[t];
+    const auto& gradient = tensor.tensor.grad();
+    auto g = gradient.to(tensor.compute_type());
+    if (settings[t].maximize) {
+      g = g.neg();
+    } else if (!component.gauges.empty() && g.is_same(gradient)) {
+      g = g.clone();  // the caller's gradient is not ours to change
+    }
+    chart.g[t] = g;
+  }
+  // At constant effective biases neither the vectors nor what matrices read of them is seen there.
+  Tensors of_biases(plan_.drains.size());
+  for (const size_t d : component.drains) {
+    const auto& drain = plan_.drains[d];
+    if (!chart.drained[d]) continue;
+    of_biases[d] = along_axis(chart.g[drain.sink].clone(), 1 - drain.matrix_map.axis());
+  }
+  for (const size_t d : component.drains) {
+    const auto& drain = plan_.drains[d];
+    const auto& of_bias = of_biases[d];
+    if (!of_bias.defined()) continue;
+    auto& of_source = chart.g[drain.source];
+    if (of_source.defined()) {
+      const auto& matrix = plan_.tensors[drain.matrix].tensor.detach();
+      const auto read = drain.matrix_map.scatter_all(matrix * of_bias);
+      of_source.sub_(drain.source_map.gather_vector(read, 0).to(of_source.options()));
+    }
+    auto& of_matrix = chart.g[drain.matrix];
+    if (of_matrix.defined()) of_matrix.sub_((of_bias * emptied[d]).to(of_matrix.options()));
+  }
+  for (const size_t t : component.tensors) {
+    auto& g = chart.g[t];
+    if (!g.defined()) continue;
+    for (const auto& use : plan_.tensors[t].scales) {
+      const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
+      g.mul_(leg_factor(leg, gauge_states_[use.gauge].log_unit, +1, g.options()));
+    }
+    if (chart.through[t].defined()) g.div_(chart.through[t].to(g.options()));
+  }
+  for (const size_t k : component.gauges) {
+    if (plan_.gauges[k].gauge.mixes()) pull_back_(plan_.gauges[k], gauge_states_[k], chart.g);
+  }
+}
+
+Chart Frame::open(const Component& component, const std::vector<bool>& has_gradient,
+                  const std::vector<StepSettings>& settings) const {
+  Chart chart;
+  chart.component = &component;
+  chart.g.resize(plan_.tensors.size());
+  chart.squares.resize(plan_.tensors.size());
+  chart.through.resize(plan_.tensors.size());
+  chart.before.resize(plan_.tensors.size());
+  chart.charge.resize(plan_.gauges.size());
+  chart.charge_scale.resize(plan_.gauges.size());
+  chart.log_move.resize(plan_.gauges.size());
+  chart.projected.resize(plan_.gauges.size());
+  chart.orbits.resize(plan_.gauges.size());
+  chart.nodes.resize(plan_.nodes.size());
+  find_active_(chart, has_gradient);
+  Tensors emptied;
+  chart.x = coordinates(component, chart.drained, chart.shift, emptied);
+  for (const size_t t : component.tensors) {
+    const auto& through = plan_.tensors[t].through;
+    // No gauge turns a gain, so that its coordinates are those it has in units.
+    if (through) chart.through[t] = along_axis(chart.x[through->gain].clone(), through->axis);
+  }
+  open_gradients_(chart, has_gradient, emptied, settings);
+  for (const size_t k : component.gauges) {
+    const auto& gauge = plan_.gauges[k];
+    if (!gauge.gauge.mixes() || !chart.active[k]) continue;
+    chart.orbits[k] = orbit_at(gauge, chart.x);
+    if (!gauge.gauge.procrustes) continue;
+    for (const auto& leg : gauge.legs) chart.before[leg.tensor] = chart.x[leg.tensor].clone();
+  }
+  measure_charges_(chart);
+  if (!component.nodes.empty()) open_polar_(plan_, gauge_states_, chart);
+  return chart;
+}
+
+void Frame::measure_charges_(Chart& chart) const {
+  for (const size_t k : chart.component->gauges) {
+    const auto& gauge = plan_.gauges[k];
+    if (!chart.active[k] || gauge.gauge.vertical == Vertical::frozen) continue;
+    if (gauge.is_shift()) {
+      chart.charge[k] = shift_part(gauge, chart.g);
+      // Where a channel is a single entry, there is nothing to tell a gradient from rounding by.
+      const auto alone = shift_counts(gauge) < 2;
+      chart.charge_scale[k] =
+          at::where(alone, std::numeric_limits<double>::infinity(), shift_scale(gauge, chart.g));
+      continue;
+    }
+    chart.charge[k] = at::zeros({gauge.gauge.channels}, at::kDouble);
+    chart.charge_scale[k] = at::zeros({gauge.gauge.channels}, at::kDouble);
+    for (const auto& leg : gauge.legs) {
+      const auto along = chart.g[leg.tensor].to(at::kDouble) * chart.x[leg.tensor];
+      chart.charge[k] += leg.map.scatter_all(along).to(at::kCPU) * leg.exponent;
+      chart.charge_scale[k] +=
+          leg.map.scatter_all(along.abs()).to(at::kCPU) * std::abs(leg.exponent);
+    }
+  }
+}
+
+}  // namespace ddc
