@@ -67,6 +67,12 @@ at::Tensor helmert(int64_t size) {
   return basis;
 }
 
+/// The projector on their span.
+at::Tensor orthogonal_to_ones(int64_t size) {
+  const auto basis = helmert(size);
+  return basis.matmul(basis.t());
+}
+
 /// The matrices with which a leg moves, of a group element or (`tangent`) of an element of its Lie
 /// algebra.
 at::Tensor leg_matrices(const Gauge& gauge, const Leg& leg, const at::Tensor& element,
@@ -190,8 +196,7 @@ GroupElement random_element(const Gauge& gauge, const Parameters& params, double
   }
   drawn = drawn - drawn.transpose(-1, -2);
   if (gauge.fixes_ones) {
-    const auto basis = helmert(gauge.block);
-    const auto projector = basis.matmul(basis.t());
+    const auto projector = orthogonal_to_ones(gauge.block);
     drawn = projector.matmul(drawn).matmul(projector);
   }
   return at::linalg_matrix_exp(drawn);
@@ -322,6 +327,10 @@ Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parame
       const auto terms = gradient * leg.exponent;
       add(map.scatter(terms), map.scatter(terms.abs()));
     }
+  }
+  if (gauge.fixes_ones) {
+    const auto projector = orthogonal_to_ones(gauge.block);
+    charge.value = projector.matmul(charge.value).matmul(projector);
   }
   return charge;
 }

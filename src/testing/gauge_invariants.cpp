@@ -220,20 +220,39 @@ class Session {
     return gauge_.action == Action::shift || gauge_.action == Action::exchange;
   }
 
+  /// The factors between weights and coordinates where nothing but the gauge is bound: a weight that
+  /// is read through a norm counts as it is seen through the gain, and the bias beside it does not
+  /// move once what it reads of the shift is added.
+  at::Tensor seen_factors(const Parameters& theta) const {
+    std::vector<at::Tensor> parts;
+    for (const auto& [name, tensor] : theta) {
+      auto factor = at::ones_like(tensor.detach(), at::kDouble);
+      for (const auto& leg : gauge_.legs) {
+        const auto& through = leg.through;
+        if (!through.shift.empty() && through.bias == name) factor.zero_();
+        if (through.gain.empty() || leg.tensor != name) continue;
+        const auto gain = theta[through.gain].tensor.detach() + through.gain_offset;
+        factor.copy_(gain.unsqueeze(1 - leg.axis).expand_as(factor));
+      }
+      parts.push_back(factor.flatten());
+    }
+    return at::cat(parts);
+  }
+
   /// A rotation has no coordinate to hold: one more step must have no part along the orbit. In the
-  /// metric of the coordinates, that is; they are the weights' own where nothing but rotations is
-  /// bound.
+  /// metric of the coordinates, that is, which are known where nothing but the rotation is bound.
   void check_orbit_part(const Parameters& theta, LiftedOptimizer& optimizer) {
     if (!options_.others.empty()) return;
     const auto before = theta.clone();
     gradients(theta, loss_, options_.steps);
     optimizer.step();
-    const auto tangents = orbit_tangents(gauge_, before);
+    const auto factors = seen_factors(before);
+    const auto tangents = orbit_tangents(gauge_, before) * factors;
     std::vector<at::Tensor> parts;
     for (const auto& [name, tensor] : theta) {
       parts.push_back((tensor.detach() - before[name].tensor.detach()).to(at::kDouble).flatten());
     }
-    const auto step = at::cat(parts);
+    const auto step = at::cat(parts) * factors;
     const auto along = tangents.mv(step);
     const auto worst = along.abs().argmax().item<int64_t>();
     Check held;

@@ -7,6 +7,7 @@
 
 #include <sstream>
 
+#include "ddc/gauge/norm_shift.h"
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"
 #include "ddc/testbeds/teacher_student.h"
@@ -66,6 +67,55 @@ INSTANTIATE_TEST_SUITE_P(Networks, GaugeInvariants,
                                            Case{"ReluChain", testbeds::relu_chain()}),
                          [](const auto& instance) { return instance.param.name; });
 
+/// Every gauge but the plain ReLU's, whose gradient jumps; in small, as there are many.
+Testbed small_layer_norm_block() {
+  return testbeds::layer_norm_block({.vocabulary = 7,
+                                     .d_model = 8,
+                                     .heads = 2,
+                                     .d_ff = 6,
+                                     .sequence = 4,
+                                     .relu_part = false,
+                                     .gauges = testbeds::GaugeSet::with_residual_rotation});
+}
+Testbed small_rms_norm_block(testbeds::GaugeSet gauges) {
+  return testbeds::rms_norm_block({.vocabulary = 7,
+                                   .d_model = 8,
+                                   .heads = 2,
+                                   .kv_heads = 1,
+                                   .d_ff = 6,
+                                   .sequence = 4,
+                                   .gauges = gauges});
+}
+
+class FullGaugeInvariants : public ::testing::TestWithParam<Case> {};
+
+TEST_P(FullGaugeInvariants, HoldForEveryGauge) {
+  const auto& testbed = GetParam().testbed;
+  const auto params = testbed.init(7, at::kDouble);
+  const auto all = testbed.gauges(params);
+  for (const auto& gauge : all) {
+    testing::InvariantOptions options;
+    options.steps = 4;
+    for (const auto& other : all) {
+      // Unseen biases, as above. And a shift of a weight and an exchange through it do not commute:
+      // what they make together is a shift of the bias.
+      const bool shifts_bias =
+          other.action == Action::shift && params[other.legs.front().tensor].tensor.dim() == 1;
+      const bool needed = shifts_bias || other.action == Action::exchange;
+      if (needed && other.name != gauge.name) options.others.push_back(other);
+    }
+    const auto report = testing::check_gauge_invariants(gauge, params, loss_of(testbed), options);
+    EXPECT_TRUE(report.ok()) << gauge.name << ": " << report;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Networks, FullGaugeInvariants,
+    ::testing::Values(Case{"LayerNormBlock", small_layer_norm_block()},
+                      Case{"RmsNormBlock",
+                           small_rms_norm_block(testbeds::GaugeSet::with_residual_rotation)}),
+    [](const auto& instance) { return instance.param.name; });
+
 TEST(GaugeInvariants, HoldInFloat) {
   const auto testbed = testbeds::norm_teacher_student();
   const auto params = testbed.init(7, at::kFloat);
@@ -101,6 +151,77 @@ TEST(GaugeInvariants, ForgottenBiasFailsInvariance) {
   std::erase_if(gauge.legs, [](const Leg& leg) { return leg.tensor.ends_with("bias"); });
   EXPECT_TRUE(
       fails(testing::check_gauge_invariants(gauge, params, loss_of(testbed)), "invariance"));
+}
+
+/// The gauge is a group that acts, but not one of the network's.
+void expect_refused(const Gauge& gauge, const Testbed& testbed, const Parameters& params) {
+  testing::InvariantOptions options;
+  options.steps = 1;
+  const auto report = testing::check_gauge_invariants(gauge, params, loss_of(testbed), options);
+  EXPECT_TRUE(fails(report, "invariance")) << report;
+  EXPECT_TRUE(fails(report, "covariance: Noether charge")) << report;
+  EXPECT_FALSE(fails(report, "group law")) << report;
+}
+
+Gauge gauge_of_kind(const Testbed& testbed, const Parameters& params, const std::string& kind) {
+  for (const auto& gauge : testbed.gauges(params)) {
+    if (gauge.kind == kind) return gauge;
+  }
+  ADD_FAILURE() << "no " << kind;
+  return {};
+}
+
+TEST(GaugeInvariants, RotationOfTwoPlanesByOneMatrixIsRefused) {
+  const auto testbed = small_rms_norm_block(testbeds::GaugeSet::full);
+  const auto params = testbed.init(7, at::kDouble);
+  auto gauge = gauge_of_kind(testbed, params, "QK torus");
+  gauge.block = 4;
+  expect_refused(gauge, testbed, params);
+}
+
+TEST(GaugeInvariants, ResidualRotationAloneIsHorizontalAsItIsSeenThroughNorms) {
+  const auto testbed = small_layer_norm_block();
+  const auto params = testbed.init(7, at::kDouble);
+  testing::InvariantOptions options;
+  options.steps = 4;
+  const auto gauge = gauge_of_kind(testbed, params, "residual rotation");
+  const auto report = testing::check_gauge_invariants(gauge, params, loss_of(testbed), options);
+  EXPECT_TRUE(report.ok()) << report;
+}
+
+TEST(GaugeInvariants, ResidualRotationThatMovesTheOnesIsRefused) {
+  const auto testbed = small_layer_norm_block();
+  const auto params = testbed.init(7, at::kDouble);
+  auto gauge = gauge_of_kind(testbed, params, "residual rotation");
+  gauge.fixes_ones = false;
+  expect_refused(gauge, testbed, params);
+}
+
+TEST(GaugeInvariants, LinearGaugeWithoutTheInverseIsRefused) {
+  const auto testbed = small_layer_norm_block();
+  const auto params = testbed.init(7, at::kDouble);
+  auto gauge = gauge_of_kind(testbed, params, "VO linear");
+  for (auto& leg : gauge.legs) leg.exponent = 1;
+  expect_refused(gauge, testbed, params);
+}
+
+TEST(GaugeInvariants, ExchangeThatForgetsAReaderIsRefused) {
+  const auto testbed = small_layer_norm_block();
+  const auto params = testbed.init(7, at::kDouble);
+  auto gauge = gauge_of_kind(testbed, params, "norm shift exchange");
+  ASSERT_GE(gauge.legs.size(), 3u);
+  gauge.legs.pop_back();
+  expect_refused(gauge, testbed, params);
+}
+
+TEST(GaugeInvariants, KernelShiftOfAnRmsNormIsRefused) {
+  const auto testbed = small_rms_norm_block(testbeds::GaugeSet::full);
+  const auto params = testbed.init(7, at::kDouble);
+  const auto norm = gauge_of_kind(testbed, params, "norm scale");
+  const auto shifts = norm_kernel_shifts(
+      {.gain = params[norm.legs.front().tensor], .readers = {{params[norm.legs.back().tensor]}}});
+  ASSERT_EQ(shifts.size(), 1u);
+  expect_refused(shifts.front(), testbed, params);
 }
 
 /// A base that binds the gauges but makes a step of plain Adam on the weights themselves.

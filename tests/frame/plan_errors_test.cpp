@@ -1,0 +1,211 @@
+// Gauges that do not fit their tensors, or one another, are refused before anything is changed, by name.
+// (Legs of scales and shifts: makers_test.cpp.)
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include "ddc/frame/plan.h"
+#include "ddc/gauge/attention.h"
+#include "ddc/gauge/linear_pair.h"
+#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/residual.h"
+#include "support/errors.h"
+#include "support/legs.h"
+
+namespace ddc::tests {
+namespace {
+
+/// A norm with a reader, and a layer of attention with two heads of size two.
+class PlanErrors : public ::testing::Test {
+ protected:
+  Parameters params{std::vector<NamedTensor>{
+      named("gain", {4}), named("shift", {4}), named("q", {4, 4}), named("q_bias", {4}),
+      named("k", {4, 4}), named("k_bias", {4}), named("v", {4, 4}), named("v_bias", {4}),
+      named("o", {4, 4}), named("o_bias", {4}), named("long", {5})}};
+  const QueryKey qk{.query = params["q"], .key = params["k"], .heads = 2};
+  const ValueOutput vo{.value = params["v"],
+                       .value_bias = params["v_bias"],
+                       .output = params["o"],
+                       .output_bias = params["o_bias"],
+                       .heads = 2};
+  const NormReaders norm{.gain = params["gain"],
+                         .shift = params["shift"],
+                         .readers = {{params["q"], params["q_bias"]}}};
+
+  Gauge scale() const { return norm_scale({.gain = params["gain"], .readers = {params["q"]}}); }
+  Gauge kernel() const { return norm_kernel_shifts(norm).front(); }
+  Gauge residual() const {
+    return residual_rotation({.writers = {{params["o"], 0}}, .norms = {norm}});
+  }
+  void expect_invalid(const Gauge& gauge, const std::vector<std::string>& parts) const {
+    expect_error([&] { validate(gauge, params); }, parts);
+  }
+  Plan compiled(const std::vector<Gauge>& gauges) const {
+    std::vector<GroupedParameter> grouped;
+    for (const auto& parameter : params) grouped.push_back({parameter, 0});
+    return compile(grouped, gauges);
+  }
+  void expect_refused(const std::vector<Gauge>& gauges,
+                      const std::vector<std::string>& parts) const {
+    expect_error([&] { compiled(gauges); }, parts);
+  }
+};
+
+TEST_F(PlanErrors, NoneForWhatFits) {
+  EXPECT_NO_THROW(compiled({scale(), kernel(), qk_linear(qk), vo_linear(vo),
+                            norm_shift_exchange(norm), value_bias_exchange(vo)}));
+  EXPECT_NO_THROW(compiled({scale(), residual(), qk_rotation(qk), qk_scale(qk)}));
+}
+
+TEST_F(PlanErrors, BlockThatDoesNotDivide) {
+  auto gauge = qk_linear(qk);
+  gauge.block = 3;
+  expect_invalid(gauge, {"q:qk_linear", "block", "4 channels", "got 3"});
+  gauge.block = 0;
+  expect_invalid(gauge, {"q:qk_linear", "block", "got 0"});
+}
+
+TEST_F(PlanErrors, BlockWhereNothingIsMixedOrOfOneCoordinate) {
+  auto gauge = qk_scale(qk);
+  gauge.block = 2;
+  expect_invalid(gauge, {"q:qk_scale", "block must be 1", "scale", "got 2"});
+  gauge = qk_rotation(qk);
+  gauge.block = 1;
+  expect_invalid(gauge, {"q:qk_rotation", "block must be > 1", "got 1"});
+}
+
+TEST_F(PlanErrors, UnequalCopies) {
+  auto gauge = qk_rotation(qk);
+  gauge.legs[0].channel_of = {0, 1, 2, 2};
+  expect_invalid(gauge, {"q:qk_rotation", "leg 0 ('q')", "channel 2 has 2", "channel 0 has 1"});
+  gauge.legs[0].channel_of = {-1, 1, 2, 3};
+  expect_invalid(gauge, {"leg 0 ('q')", "channel 0 has 0", "at least one"});
+}
+
+TEST_F(PlanErrors, ExponentsThatMatricesDoNotHave) {
+  auto gauge = qk_rotation(qk);
+  gauge.legs[1].exponent = -1;
+  expect_invalid(gauge, {"leg 1 ('k')", "exponent must be 1", "rotation", "got -1"});
+  gauge = qk_linear(qk);
+  gauge.legs[1].exponent = -2;
+  expect_invalid(gauge, {"leg 1 ('k')", "1 or -1", "linear", "got -2"});
+}
+
+TEST_F(PlanErrors, OptionsOutOfRange) {
+  const auto changed = [&](const auto& change) {
+    auto gauge = qk_linear(qk);
+    change(gauge);
+    return gauge;
+  };
+  expect_invalid(changed([](Gauge& g) { g.fixes_ones = true; }), {"fixes_ones", "rotations"});
+  expect_invalid(changed([](Gauge& g) { g.tau = 1; }), {"q:qk_linear", "tau", "got 1"});
+  expect_invalid(changed([](Gauge& g) { g.frame_drift = 0; }), {"frame_drift", "got 0"});
+  expect_invalid(changed([](Gauge& g) { g.frame_interval = 0; }), {"frame_interval", "got 0"});
+  expect_invalid(changed([](Gauge& g) { g.rebalance_above = -1; }), {"rebalance_above", "got -1"});
+}
+
+TEST_F(PlanErrors, UnknownOrUnfittingTensorsInAReading) {
+  for (const auto& [role, member] :
+       {std::pair{"gain", &Reading::gain}, {"shift", &Reading::shift}, {"bias", &Reading::bias}}) {
+    auto gauge = kernel();
+    gauge.legs[0].through.*member = "nobody";
+    expect_invalid(gauge, {"q:kernel", "leg 0 ('q')", "'nobody'", role});
+    gauge.legs[0].through.*member = "long";
+    expect_invalid(gauge, {"q:kernel", "'long'", role, "length 4", "[5]"});
+  }
+}
+
+TEST_F(PlanErrors, ReadingsThatMeanNothing) {
+  auto gauge = kernel();
+  gauge.legs[0].through.bias.clear();
+  expect_invalid(gauge, {"q:kernel", "'shift'", "no bias"});
+  gauge = kernel();
+  gauge.legs[0].through.gain.clear();
+  expect_invalid(gauge, {"q:kernel", "no gain"});
+  gauge = qk_scale(qk);
+  gauge.legs[0].through.gain = "gain";
+  expect_invalid(gauge, {"q:qk_scale", "scale gauge takes no reading"});
+}
+
+TEST_F(PlanErrors, ExchangeWithoutABiasOrWithAMatrixAsItsVector) {
+  auto gauge = norm_shift_exchange(norm);
+  gauge.legs[1].through = {};
+  expect_invalid(gauge, {"shift:exchange", "leg 1 ('q')", "no bias"});
+  gauge.legs[1].through = {.gain = "gain", .bias = "q_bias"};
+  expect_invalid(gauge, {"shift:exchange", "leg 1 ('q')", "bias only"});
+  gauge = norm_shift_exchange(norm);
+  gauge.legs[0].tensor = "q";
+  expect_invalid(gauge, {"shift:exchange", "leg 0 ('q')", "vector", "[4, 4]"});
+}
+
+TEST_F(PlanErrors, TwoMixingGaugesOnOneAxis) {
+  auto other = qk_rotation(qk);
+  expect_refused({qk_linear(qk), other},
+                 {"'q:qk_linear'", "'q:qk_rotation'", "both mix axis 0", "'q'"});
+}
+
+TEST_F(PlanErrors, LinearGaugeWithTheScaleItContains) {
+  expect_refused({qk_linear(qk), qk_scale(qk)},
+                 {"'q:qk_linear'", "'q:qk_scale'", "axis 0 of 'q'", "contains the other"});
+  expect_refused({vo_scale(vo), vo_linear(vo)}, {"'v:vo_linear'", "'v:vo_scale'", "contains"});
+}
+
+TEST_F(PlanErrors, ScaleThatTellsApartWhatARotationMixes) {
+  auto per_coordinate = qk_scale(qk);
+  per_coordinate.channels = 4;
+  for (auto& leg : per_coordinate.legs) leg.channel_of = {0, 1, 2, 3};
+  expect_refused({qk_rotation(qk), per_coordinate},
+                 {"'q:qk_rotation'", "'q:qk_scale'", "tells apart"});
+}
+
+TEST_F(PlanErrors, GainWithAZero) {
+  at::Tensor(params["gain"].tensor)[2].zero_();
+  expect_refused({kernel()}, {"'q:kernel'", "'gain'", "zero"});
+  expect_refused({residual()}, {"'residual:rotation'", "'gain'", "zero"});
+  EXPECT_NO_THROW(compiled({scale()}));
+}
+
+TEST_F(PlanErrors, OffsetsThatDisagree) {
+  auto gauge = scale();
+  gauge.legs[0].offset = 1;
+  expect_refused({gauge, kernel()}, {"'gain:scale'", "'q:kernel'", "'gain'", "different offsets"});
+}
+
+TEST_F(PlanErrors, BalancedNormUnderWhatActsThroughItsGain) {
+  auto balanced = scale();
+  balanced.coordinates = Coordinates::balanced;
+  expect_refused({balanced, kernel()}, {"'q:kernel'", "'gain'", "'gain:scale'", "folded"});
+  expect_refused({balanced, residual()}, {"'residual:rotation'", "'gain:scale'", "folded"});
+}
+
+TEST_F(PlanErrors, HeldRatioOfAGainThatIsActedThrough) {
+  auto ratio = scale();
+  ratio.hold = Hold::ratio;
+  EXPECT_NO_THROW(compiled({ratio}));
+  expect_refused({ratio, kernel()}, {"'q:kernel'", "'gain'", "'gain:scale'", "hold = unit"});
+}
+
+TEST_F(PlanErrors, WeightSeenThroughTwoGains) {
+  auto other = residual();
+  other.legs.back().through.gain = "k_bias";
+  expect_refused({kernel(), other}, {"'residual:rotation'", "'q'", "'k_bias'", "something else"});
+}
+
+TEST_F(PlanErrors, HeadsOfDifferentSizes) {
+  auto other = qk_scale(qk);
+  for (auto& leg : other.legs) leg.head_size = 3;
+  expect_refused({other}, {"'q:qk_scale'", "size 3", "axis 0 of 'q'", "size 4"});
+  for (auto& leg : other.legs) leg.head_size = 4;
+  expect_refused({qk_rotation(qk), other}, {"'q:qk_scale'", "'q'", "other heads"});
+}
+
+TEST_F(PlanErrors, VectorsThatAreExchangedInACircle) {
+  auto back = norm_shift_exchange({.gain = params["gain"],
+                                   .shift = params["q_bias"],
+                                   .readers = {{params["k"], params["shift"]}}});
+  expect_refused({norm_shift_exchange(norm), back}, {"exchanged with itself"});
+}
+
+}  // namespace
+}  // namespace ddc::tests
