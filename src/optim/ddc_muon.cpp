@@ -56,8 +56,13 @@ std::unique_ptr<torch::optim::OptimizerOptions> DDCMuonOptions::clone() const {
   return std::make_unique<DDCMuonOptions>(*this);
 }
 
+void DDCMuonOptions::remember_ratio_() {
+  if (lr() > 0) adam_per_lr_ = adam_lr() / lr();
+}
+
 void DDCMuonOptions::set_lr(const double lr) {
-  if (this->lr() > 0) adam_lr(adam_lr() * lr / this->lr());
+  remember_ratio_();
+  if (adam_per_lr_) adam_lr(*adam_per_lr_ * lr);
   this->lr(lr);
 }
 
@@ -131,6 +136,7 @@ void DDCMuonOptions::assign(const std::map<std::string, double>& values) {
                 " must be an integer from 0 to ", last, ", got ", value);
     return static_cast<int>(value);
   };
+  remember_ratio_();  // that of before, for checkpoints that were made while both rates were 0
   lr(get("lr"));
   momentum(get("momentum"));
   nesterov(get("nesterov") != 0);

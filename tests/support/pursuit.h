@@ -14,6 +14,7 @@ namespace ddc::tests {
 inline constexpr int64_t kHeads = 2;
 inline constexpr int64_t kHeadSize = 4;
 inline constexpr int64_t kInputs = 6;
+inline constexpr int64_t kSteps = 60;
 inline at::Tensor heads_of(const at::Tensor& weight) {
   return weight.detach().to(at::kDouble).view({kHeads, kHeadSize, kInputs});
 }
@@ -78,6 +79,25 @@ inline std::vector<Gauge> turning(const Parameters& params, SecondMoment mode) {
   gauge.frame_drift = 0.02;
   gauge.tau = 0.3;
   return {gauge};
+}
+
+inline DDCAdamOptions quick() { return DDCAdamOptions(2e-2).weight_decay(0.01); }
+
+struct Trained {
+  Parameters params;
+  std::unique_ptr<DDCAdam> optimizer;
+};
+
+inline Trained train(const Testbed& bed, const std::vector<Gauge>& gauges, int64_t steps = kSteps,
+                     const std::function<void(const Parameters&)>& watch = nullptr) {
+  auto params = bed.init(1, at::kDouble);
+  auto optimizer = std::make_unique<DDCAdam>(params, gauges, quick());
+  for (int64_t step = 0; step < steps; ++step) {
+    if (watch) watch(params);
+    backward(bed, params, bed.batch(static_cast<uint64_t>(step), at::kDouble));
+    optimizer->step();
+  }
+  return {params, std::move(optimizer)};
 }
 
 }  // namespace ddc::tests

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -36,7 +37,7 @@ class DDCMuonOptions : public LiftedOptions {
  public:
   std::unique_ptr<torch::optim::OptimizerOptions> clone() const override;
   double get_lr() const override { return lr(); }
-  /// Schedules multiply both learning rates.
+  /// Schedules multiply both learning rates. Their ratio is remembered while they are 0.
   void set_lr(const double lr) override;
 
   bool steps_by_adam(const at::Tensor& tensor) const { return use_adam() || tensor.dim() < 2; }
@@ -45,6 +46,11 @@ class DDCMuonOptions : public LiftedOptions {
   void validate() const override;
   std::map<std::string, double> values() const override;
   void assign(const std::map<std::string, double>& values) override;
+
+ private:
+  /// Updates adam_per_lr_, unless lr is 0.
+  void remember_ratio_();
+  std::optional<double> adam_per_lr_;
 };
 
 /// The momentum of a matrix, or Adam's moments, in coordinates.

@@ -1,0 +1,290 @@
+// Without gauges a lifted optimizer is the plain one; and what a rule of one's own inherits.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+
+#include "ddc/optim/ddc_bases.h"
+#include "ddc/optim/ddc_muon.h"
+#include "ddc/optim/muon.h"
+#include "ddc/testbeds/blocks.h"
+#include "support/errors.h"
+#include "support/matrices.h"
+#include "support/reference_shampoo.h"
+#include "support/reference_soap.h"
+#include "support/small_networks.h"
+#include "support/snapshot.h"
+#include "support/tolerances.h"
+
+namespace ddc::tests {
+namespace {
+
+using ::testing::IsEmpty;
+
+constexpr int64_t kSteps = 20;
+
+/// One parameter of every shape that bases tell apart.
+Parameters shapes(at::ScalarType type) {
+  const auto leaf = [&](at::IntArrayRef shape, uint64_t seed) {
+    return normal(shape, seed).to(type).requires_grad_();
+  };
+  return table({{"wide", leaf({4, 7}, 1)},
+                {"tall", leaf({7, 4}, 2)},
+                {"stack", leaf({3, 5, 4}, 3)},
+                {"kernel", leaf({4, 2, 3, 3}, 4)},
+                {"vector", leaf({6}, 5)},
+                {"embedding", leaf({5, 3}, 6)}});
+}
+
+/// Feeds both the same gradients and expects the same weights, exactly or up to `tolerance`.
+void expect_equal(const Parameters& ours, torch::optim::Optimizer& optimizer,
+                  const Parameters& theirs, const std::function<void(int64_t)>& reference,
+                  double tolerance = 0) {
+  for (int64_t step = 0; step < kSteps; ++step) {
+    set_gradients(ours, static_cast<uint64_t>(100 * step));
+    for (const auto& [name, tensor] : theirs) {
+      tensor.mutable_grad() = ours[name].tensor.grad().clone();
+    }
+    optimizer.step();
+    reference(step);
+  }
+  for (const auto& [name, tensor] : theirs) {
+    const auto& own = ours[name].tensor;
+    if (tolerance == 0) {
+      EXPECT_TRUE(at::equal(own, tensor)) << name;
+    } else {
+      EXPECT_LE(((own - tensor).norm() / tensor.norm()).item<double>(), tolerance) << name;
+    }
+  }
+}
+
+TEST(Reductions, MuonWithoutGaugesIsMuonAndAdamW) {
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    for (const auto method : {PolarMethod::exact, PolarMethod::fast, PolarMethod::sharpen,
+                              PolarMethod::newton_schulz}) {
+      for (const auto scale :
+           {UpdateScale::original, UpdateScale::match_rms_adamw, UpdateScale::frobenius}) {
+        SCOPED_TRACE(testing::Message()
+                     << type << " " << to_string(method) << " " << to_string(scale));
+        const auto ours = shapes(type);
+        const auto theirs = ours.clone();
+        DDCMuon optimizer(ours, {},
+                          DDCMuonOptions(0.03)
+                              .momentum(0.9)
+                              .weight_decay(0.2)
+                              .method(method)
+                              .scale(scale)
+                              .adam_lr(2e-3)
+                              .adam_weight_decay(0.05),
+                          {"embedding"});
+        Muon muon({theirs["wide"].tensor, theirs["tall"].tensor, theirs["stack"].tensor,
+                   theirs["kernel"].tensor},
+                  MuonOptions(0.03).momentum(0.9).weight_decay(0.2).method(method).scale(scale));
+        torch::optim::AdamW adamw({theirs["vector"].tensor, theirs["embedding"].tensor},
+                                  torch::optim::AdamWOptions(2e-3).weight_decay(0.05));
+        expect_equal(ours, optimizer, theirs, [&](int64_t) {
+          muon.step();
+          adamw.step();
+        });
+      }
+    }
+  }
+}
+
+TEST(Reductions, SgdWithoutGaugesIsTorchsSgd) {
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    for (const auto& settings :
+         std::vector<rules::SgdSettings>{{.lr = 0.125},
+                                         {.lr = 0.125, .momentum = 0.9},
+                                         {.lr = 0.125, .momentum = 0.9, .dampening = 0.3},
+                                         {.lr = 0.125, .momentum = 0.9, .nesterov = true}}) {
+      const auto ours = shapes(type);
+      const auto theirs = ours.clone();
+      DDCSgd optimizer(ours, {}, {.settings = settings});
+      torch::optim::SGD sgd(theirs.tensors(), torch::optim::SGDOptions(settings.lr)
+                                                  .momentum(settings.momentum)
+                                                  .dampening(settings.dampening)
+                                                  .nesterov(settings.nesterov));
+      expect_equal(ours, optimizer, theirs, [&](int64_t) { sgd.step(); });
+    }
+  }
+}
+
+/// A reference per matrix of every tensor, with decoupled decay.
+template <class Make>
+auto by_matrices(const Parameters& params, double lr, double weight_decay, const Make& make) {
+  using Reference = decltype(make(int64_t{1}, int64_t{1}, false));
+  std::map<std::string, std::vector<Reference>> references;
+  return [=](int64_t) mutable {
+    const at::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : params) {
+      const int64_t count = tensor.dim() == 3 ? tensor.size(0) : 1;
+      const int64_t rows = tensor.dim() == 3 ? tensor.size(1) : tensor.size(0);
+      const auto matrices = tensor.grad().reshape({count, rows, -1});
+      auto& own = references[name];
+      for (auto i = static_cast<int64_t>(own.size()); i < count; ++i) {
+        own.push_back(make(rows, matrices.size(2), tensor.dim() == 1));
+      }
+      std::vector<at::Tensor> moves;
+      for (int64_t i = 0; i < count; ++i) {
+        moves.push_back(own[static_cast<size_t>(i)](matrices[i]));
+      }
+      at::Tensor weights = tensor;
+      weights.mul_(1 - lr * weight_decay).add_(at::stack(moves).reshape(tensor.sizes()));
+    }
+  };
+}
+
+TEST(Reductions, ShampooWithoutGaugesIsShampooWithDecoupledDecay) {
+  const rules::ShampooSettings settings{
+      .lr = 0.02, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-4, .precondition_every = 3};
+  const auto ours = shapes(at::kDouble);
+  const auto theirs = ours.clone();
+  DDCShampoo optimizer(ours, {}, {.settings = settings, .weight_decay = 0.3});
+  const auto make = [=](int64_t, int64_t, bool vector) {
+    return ReferenceShampoo(true, !vector, settings);
+  };
+  expect_equal(ours, optimizer, theirs, by_matrices(theirs, 0.02, 0.3, make), 1e-9);
+}
+
+TEST(Reductions, SoapWithoutGaugesIsSoapWithDecoupledDecay) {
+  const rules::SoapSettings settings{
+      .lr = 0.02, .beta1 = 0.9, .beta2 = 0.95, .precondition_every = 3};
+  const auto ours = shapes(at::kDouble);
+  const auto theirs = ours.clone();
+  DDCSoap optimizer(ours, {}, {.settings = settings, .weight_decay = 0.3});
+  const auto make = [=](int64_t rows, int64_t columns, bool vector) {
+    return ReferenceSoap(rows, columns, !vector, !vector, settings);
+  };
+  expect_equal(ours, optimizer, theirs, by_matrices(theirs, 0.02, 0.3, make), 1e-11);
+}
+
+/// A rule of the test's own: the sign of a moving average.
+struct SignRule {
+  static constexpr const char* name = "Sign";
+  struct Settings {
+    double lr = 1e-3;
+    double momentum = 0.9;
+  };
+  struct State {
+    at::Tensor average;
+  };
+  template <class Visit>
+  static void options(Settings& settings, Visit&& visit) {
+    visit("lr", settings.lr);
+    visit("momentum", settings.momentum);
+  }
+  template <class Visit>
+  static void tensors(State& state, Visit&& visit) {
+    visit("average", state.average);
+  }
+  static void validate(const Settings& settings) {
+    TORCH_CHECK(settings.momentum < 1, "option momentum must be < 1, got ", settings.momentum);
+  }
+  static at::Tensor step(const at::Tensor& gradient, int64_t /*step*/, const TensorView& /*view*/,
+                         State& state, const Settings& settings) {
+    if (!state.average.defined()) state.average = at::zeros_like(gradient);
+    state.average = state.average * settings.momentum + gradient * (1 - settings.momentum);
+    return state.average.sign() * -settings.lr;
+  }
+};
+using Sign = Lifted<SignRule>;
+
+TEST(OwnRule, EqualsALoopByHand) {
+  const auto ours = shapes(at::kDouble);
+  const auto theirs = ours.clone();
+  Sign optimizer(ours, {}, {.settings = {.lr = 0.03}, .weight_decay = 0.2});
+  std::map<std::string, at::Tensor> averages;
+  expect_equal(
+      ours, optimizer, theirs,
+      [&](int64_t) {
+        const at::NoGradGuard no_grad;
+        for (const auto& [name, tensor] : theirs) {
+          auto& average = averages[name];
+          average = average.defined() ? average * 0.9 + tensor.grad() * (1 - 0.9)
+                                      : tensor.grad() * (1 - 0.9);
+          tensor.copy_(tensor * (1 - 0.03 * 0.2) - average.sign() * 0.03);
+        }
+      },
+      1e-15);
+}
+
+TEST(OwnRule, InheritsEveryGauge) {
+  const auto bed = testbeds::rms_norm_block({.gauges = testbeds::GaugeSet::full});
+  const auto gauges = bed.gauges(bed.init(1, at::kDouble));
+  const double error = paired_error(
+      bed, gauges, testbeds::lifted<SignRule>({.settings = {.lr = 1e-2}, .weight_decay = 0.1}),
+      {.steps = 40});
+  RecordProperty("float64", testing::PrintToString(error));
+  EXPECT_LE(error, kWholeModelTolerance);
+}
+
+TEST(OwnRule, GoesOnFromItsStateToTheLastBit) {
+  const auto bed = testbeds::rms_norm_block({.gauges = testbeds::GaugeSet::full});
+  const auto params = bed.init(1, at::kDouble);
+  Sign optimizer(params, bed.gauges(params), {.settings = {.lr = 1e-2}, .weight_decay = 0.1});
+  const auto run = [&](const Parameters& table, Sign& sign, uint64_t from) {
+    for (uint64_t step = from; step < from + 5; ++step) {
+      backward(bed, table, bed.batch(step, at::kDouble));
+      sign.step();
+    }
+  };
+  run(params, optimizer, 0);
+  const auto copy = params.clone();
+  Sign resumed(copy, bed.gauges(copy));
+  const auto state = optimizer.state_dict();
+  EXPECT_GT(state.tensors.size(), params.size());
+  resumed.load_state_dict(state);
+  run(params, optimizer, 5);
+  run(copy, resumed, 5);
+  EXPECT_THAT(differences(snapshot(optimizer), snapshot(resumed)), IsEmpty());
+}
+
+TEST(OwnRule, NamesOptionsItRefuses) {
+  const auto params = shapes(at::kDouble);
+  const auto make = [&](const RuleOptions<SignRule>& options) { Sign(params, {}, options); };
+  expect_error([&] { make({.settings = {.lr = -1}}); }, {"lr", ">= 0", "-1"});
+  expect_error([&] { make({.settings = {.lr = kNaN}}); }, {"lr", "finite", "nan"});
+  expect_error([&] { make({.settings = {.momentum = 2}}); }, {"momentum", "< 1", "2"});
+  expect_error([&] { make({.weight_decay = -0.5}); }, {"weight_decay", ">= 0", "-0.5"});
+  expect_error([&] { make({.weight_decay = kInf}); }, {"weight_decay", "finite", "inf"});
+  expect_error([&] { DDCSgd(params, {}, {.settings = {.nesterov = true}}); },
+               {"nesterov", "momentum > 0", "0"});
+  expect_error([&] { DDCSoap(params, {}, {.settings = {.beta2 = 1}}); }, {"beta2", "[0, 1)", "1"});
+  expect_error([&] { DDCShampoo(params, {}, {.settings = {.precondition_every = 0}}); },
+               {"precondition_every", "> 0", "0"});
+  LiftedRuleOptions<SignRule> options;
+  expect_error([&] { options.assign({{"lr", 1}}); }, {"momentum", "missing"});
+  expect_error(
+      [&] {
+        Sign({OptimizerParamGroup(params.tensors(), std::make_unique<DDCAdamOptions>())}, params);
+      },
+      {"param group 0", "another optimizer's type"});
+}
+
+TEST(OwnRule, GroupsInheritWhatTheyDoNotSay) {
+  const auto params = shapes(at::kDouble);
+  auto own = std::make_unique<LiftedRuleOptions<SignRule>>(
+      RuleOptions<SignRule>{.settings = {.momentum = 0.5}});
+  Sign optimizer({OptimizerParamGroup({params["wide"].tensor}, std::move(own)),
+                  OptimizerParamGroup({params["tall"].tensor})},
+                 params, {}, {.settings = {.lr = 0.25, .momentum = 0.75}, .weight_decay = 0.125});
+  const auto options = [&](size_t group) {
+    return dynamic_cast<const LiftedRuleOptions<SignRule>&>(
+               optimizer.param_groups().at(group).options())
+        .get();
+  };
+  EXPECT_EQ(options(0).settings.momentum, 0.5);
+  EXPECT_EQ(options(1).settings.momentum, 0.75);
+  for (const size_t group : {0, 1}) {
+    EXPECT_EQ(options(group).settings.lr, 0.25);
+    EXPECT_EQ(options(group).weight_decay, 0.125);
+  }
+  optimizer.param_groups()[0].options().set_lr(0.5);
+  EXPECT_EQ(options(0).settings.lr, 0.5);
+  EXPECT_EQ(options(1).settings.lr, 0.25);
+}
+
+}  // namespace
+}  // namespace ddc::tests
