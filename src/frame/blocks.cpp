@@ -124,9 +124,12 @@ Balance balance(const at::Tensor& plus, const at::Tensor& minus) {
   const auto full_rank = has_full_rank(plus) & has_full_rank(minus);
   const auto one = at::eye(plus.size(-1), at::kDouble).expand_as(plus);
   const auto root = at::linalg_cholesky(where_block(full_rank, symmetric(plus), one));
-  const auto inner = transposed(root).matmul(where_block(full_rank, minus, one)).matmul(root);
-  const auto [values, vectors] = at::linalg_eigh(symmetric(inner));
-  const auto scale = values.clamp_min(1e-300).pow(0.25).unsqueeze(-1);
+  const auto other = at::linalg_cholesky(where_block(full_rank, symmetric(minus), one));
+  // Of a product of roots, not of the Gram matrices' product: where both sides are small in the same
+  // direction that has the square of this condition number, and the direction drowns in rounding.
+  const auto [vectors, values, unused] =
+      at::linalg_svd(transposed(root).matmul(other), /*full_matrices=*/false);
+  const auto scale = values.clamp_min(1e-150).sqrt().unsqueeze(-1);
   return {scale * at::linalg_solve(transposed(root), vectors, /*left=*/true).transpose(-1, -2),
           full_rank};
 }

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iostream>
 #include <ostream>
 
@@ -43,15 +44,17 @@ std::vector<Network> networks() {
   for (const bool fixed : {true, false}) {
     const auto set = fixed ? GaugeSet::full : GaugeSet::with_residual_rotation;
     const std::string suffix = fixed ? "Fixed" : "Learned";
-    result.push_back({"LayerNorm" + suffix,
-                      layer_norm_block({.d_model = 8,
-                                        .heads = 2,
-                                        .d_ff = 10,
-                                        .relu_part = false,
-                                        .fixed_embedding = fixed,
-                                        .norm_eps = 0.1,
-                                        .gauges = set}),
-                      1});
+    for (const bool relu : {false, true}) {
+      result.push_back({(relu ? "LayerNormWithRelu" : "LayerNorm") + suffix,
+                        layer_norm_block({.d_model = 8,
+                                          .heads = 2,
+                                          .d_ff = 10,
+                                          .relu_part = relu,
+                                          .fixed_embedding = fixed,
+                                          .norm_eps = 0.1,
+                                          .gauges = set}),
+                        1});
+    }
     result.push_back({"RmsNorm" + suffix,
                       rms_norm_block({.d_model = 8,
                                       .heads = 2,
@@ -151,7 +154,7 @@ TEST_P(StructuralNullSpace, IsSpannedByTheBoundGauges) {
 
 /// The test above notices a gauge that is missing, and one that is wrong.
 TEST(StructuralNullSpaceTest, NoticesWhatIsMissingAndWhatIsWrong) {
-  const auto [name, bed, seed] = networks()[1];
+  const auto [name, bed, seed] = networks()[2];
   const auto params = bed.init(seed, at::kDouble);
   const auto space = null_space(bed, params);
   auto gauges = bed.gauges(params);
