@@ -87,7 +87,7 @@ void Frame::sweep_(Chart& chart, const std::vector<size_t>& sections) {
         const double difference = rebalance_linear_(gauge, now, state, chart.x);
         if (sweep == 0) state.imbalance = difference;
         for (const auto& leg : gauge.legs) chart.squares[leg.tensor] = moved(leg.tensor).square();
-        largest = std::max(largest, difference);
+        if (difference > gauge.gauge.rebalance_above) largest = std::max(largest, difference);
         continue;
       }
       const auto now = section(gauge, chart.squares, smallest_norm(plan_, gauge));

@@ -46,6 +46,7 @@ json describe(const Gauge& gauge, const GaugePlan& plan) {
                     {"exponent", leg.exponent},
                     {"offset", leg.offset},
                     {"channel_of", leg.channel_of}});
+    if (leg.head_size > 0) legs.back()["head_size"] = leg.head_size;
     if (leg.through.empty()) continue;
     legs.back()["through"] = {{"gain", leg.through.gain},
                               {"gain_offset", leg.through.gain_offset},
@@ -65,6 +66,10 @@ json describe(const Gauge& gauge, const GaugePlan& plan) {
     result["fixes_ones"] = gauge.fixes_ones;
     result["second_moment"] = to_string(gauge.second_moment);
     result["tau"] = gauge.tau;
+    result["frame_drift"] = gauge.frame_drift;
+    result["frame_interval"] = gauge.frame_interval;
+    result["procrustes"] = gauge.procrustes;
+    result["rebalance_above"] = gauge.rebalance_above;
   }
   return result;
 }
