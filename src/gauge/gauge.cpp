@@ -273,6 +273,14 @@ std::vector<Gauge> with(std::vector<Gauge> gauges, Coordinates coordinates) {
   return gauges;
 }
 
+std::vector<Gauge> with(std::vector<Gauge> gauges, const std::string& kind,
+                        Coordinates coordinates) {
+  for (auto& gauge : gauges) {
+    if (gauge.kind == kind) gauge.coordinates = coordinates;
+  }
+  return gauges;
+}
+
 std::vector<Gauge> with(std::vector<Gauge> gauges, Vertical vertical) {
   for (auto& gauge : gauges) gauge.vertical = vertical;
   return gauges;

@@ -213,7 +213,9 @@ Frame observer(const Parameters& params, const std::vector<Gauge>& gauges) {
 
 double Drift::largest() const {
   double result = 0;
-  for (const auto& r : of_gauge) result = larger(result, r.abs().max().item<double>());
+  for (const auto& r : of_gauge) {
+    if (r.numel() > 0) result = larger(result, r.abs().max().item<double>());
+  }
   return result;
 }
 

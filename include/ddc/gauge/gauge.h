@@ -236,6 +236,9 @@ const char* to_string(SecondMoment second_moment);
 
 /// Copies of `gauges` with other coordinates or modes, for comparing them.
 std::vector<Gauge> with(std::vector<Gauge> gauges, Coordinates coordinates);
+/// The same for the gauges of one kind only: which unit suits depends on the kind, and on the base.
+std::vector<Gauge> with(std::vector<Gauge> gauges, const std::string& kind,
+                        Coordinates coordinates);
 std::vector<Gauge> with(std::vector<Gauge> gauges, Vertical vertical);
 std::vector<Gauge> with(std::vector<Gauge> gauges, SecondMoment second_moment);
 

@@ -81,7 +81,7 @@ struct DriftRun {
 struct Drift {
   std::vector<double> losses;
   double final_loss = 0;
-  /// r(end) - r(start) per gauge.
+  /// r(end) - r(start) per gauge; empty for a rotation, which has no coordinate.
   std::vector<at::Tensor> of_gauge;
 
   /// Of any channel of any gauge; NaN counts as infinite.
