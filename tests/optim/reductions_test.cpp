@@ -263,7 +263,7 @@ TEST(OwnRule, NamesOptionsItRefuses) {
       {"param group 0", "another optimizer's type"});
 }
 
-TEST(OwnRule, GroupsInheritWhatTheyDoNotSay) {
+TEST(OwnRule, GroupsKeepTheirOptionsOrGetTheDefaults) {
   const auto params = shapes(at::kDouble);
   auto own = std::make_unique<LiftedRuleOptions<SignRule>>(
       RuleOptions<SignRule>{.settings = {.momentum = 0.5}});
@@ -277,10 +277,10 @@ TEST(OwnRule, GroupsInheritWhatTheyDoNotSay) {
   };
   EXPECT_EQ(options(0).settings.momentum, 0.5);
   EXPECT_EQ(options(1).settings.momentum, 0.75);
-  for (const size_t group : {0, 1}) {
-    EXPECT_EQ(options(group).settings.lr, 0.25);
-    EXPECT_EQ(options(group).weight_decay, 0.125);
-  }
+  EXPECT_EQ(options(0).settings.lr, RuleOptions<SignRule>().settings.lr);
+  EXPECT_EQ(options(0).weight_decay, 0);
+  EXPECT_EQ(options(1).settings.lr, 0.25);
+  EXPECT_EQ(options(1).weight_decay, 0.125);
   optimizer.param_groups()[0].options().set_lr(0.5);
   EXPECT_EQ(options(0).settings.lr, 0.5);
   EXPECT_EQ(options(1).settings.lr, 0.25);

@@ -41,8 +41,8 @@ struct RuleOptions {
   bool maximize = false;
 };
 
-/// RuleOptions as LibTorch wants them: for param groups. An option that has its default value is
-/// taken from the optimizer's.
+/// RuleOptions as LibTorch wants them: for param groups. A group with options of its own keeps all of
+/// them.
 template <class Rule>
 class LiftedRuleOptions : public LiftedOptions {
  public:
@@ -65,14 +65,7 @@ class LiftedRuleOptions : public LiftedOptions {
     return settings;
   }
 
-  void inherit(const LiftedOptions& defaults) override {
-    const auto usual = LiftedRuleOptions().values();
-    auto own = values();
-    for (const auto& [option, value] : defaults.values()) {
-      if (own.at(option) == usual.at(option)) own[option] = value;
-    }
-    assign(own);
-  }
+  void inherit(const LiftedOptions& /*defaults*/) override {}
 
   void validate() const override {
     for (const auto& [option, value] : values()) {
@@ -145,7 +138,7 @@ class Lifted : public LiftedOptimizer {
   explicit Lifted(const Parameters& params, std::vector<Gauge> gauges = {}, Options defaults = {})
       : Lifted(std::vector<torch::optim::OptimizerParamGroup>{params.tensors()}, params,
                std::move(gauges), std::move(defaults)) {}
-  /// Groups may have options of type LiftedRuleOptions<Rule>.
+  /// Groups may have options of type LiftedRuleOptions<Rule>; the others get `defaults`.
   explicit Lifted(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                   const Parameters& names = {}, std::vector<Gauge> gauges = {},
                   Options defaults = {})
