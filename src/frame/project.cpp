@@ -21,20 +21,19 @@ void Frame::project_shifts_(Chart& chart, Tensors& vectors, bool ignore_rounding
   for (const size_t k : chart.component->gauges) {
     const auto& gauge = plan_.gauges[k];
     if (!gauge.is_shift() || !chart.active[k]) continue;
-    if (chart.passive[gauge.legs.front().tensor] && !vectors[gauge.legs.front().tensor].defined()) {
-      continue;  // takes no step
-    }
+    if (!vectors[gauge.legs.front().tensor].defined()) continue;  // a gain that takes no step
     // A mean along an axis that is turned is one in the axes before they were.
-    for (size_t l = 0; l < gauge.shift_legs(); ++l) {
-      const auto& leg = gauge.legs[l];
+    const auto turn_axis = [&](const BoundLeg& leg, bool back) {
       for (const auto& use : plan_.tensors[leg.tensor].blocks) {
         const auto& other = plan_.gauges[use.gauge];
         if (!other.gauge.fixes_ones || other.legs[use.leg].map.axis() != leg.map.axis()) continue;
         auto& vector = vectors[leg.tensor];
+        const auto& frame = gauge_states_[use.gauge].frame;
         vector = other.legs[use.leg].blocks->multiply(
-            gauge_states_[use.gauge].frame.to(vector.options()), vector);
+            (back ? frame.transpose(-1, -2) : frame).to(vector.options()), vector);
       }
-    }
+    };
+    for (size_t l = 0; l < gauge.shift_legs(); ++l) turn_axis(gauge.legs[l], /*back=*/false);
     auto shift = shift_part(gauge, vectors);
     if (ignore_rounding) {
       const auto floor = shift_scale(gauge, vectors) * std::sqrt(precision(plan_, gauge));
@@ -46,12 +45,7 @@ void Frame::project_shifts_(Chart& chart, Tensors& vectors, bool ignore_rounding
       // Out of place: a rule may have handed out a tensor of its state.
       auto& vector = vectors[leg.tensor];
       vector = vector - shift_of_leg(leg, shift).to(vector.scalar_type());
-      for (const auto& use : plan_.tensors[leg.tensor].blocks) {
-        const auto& other = plan_.gauges[use.gauge];
-        if (!other.gauge.fixes_ones || other.legs[use.leg].map.axis() != leg.map.axis()) continue;
-        vector = other.legs[use.leg].blocks->multiply(
-            gauge_states_[use.gauge].frame.transpose(-1, -2).to(vector.options()), vector);
-      }
+      turn_axis(leg, /*back=*/true);
     }
   }
 }
