@@ -64,7 +64,8 @@ TEST(UnitPolicy, ChangeTheTrajectoryOfTheFunction) {
   const double usual = final_loss(all[0]);
   for (const auto* name : {"NormsBalanced", "GluFromOneSide", "HeadsFromOneSide", "AllPolar"}) {
     for (const auto& policy : all) {
-      if (policy.name == name) EXPECT_GT(std::abs(final_loss(policy) - usual), 1e-6) << name;
+      if (policy.name != name) continue;
+      EXPECT_GT(std::abs(final_loss(policy) - usual), 1e-6) << name;
     }
   }
 }
