@@ -34,6 +34,10 @@ at::Tensor leg_matrix(const BoundLeg& leg, const at::Tensor& plus) {
   return leg.exponent > 0 ? plus : transposed(at::linalg_inv(plus));
 }
 
+at::Tensor inverse_frame(const GaugePlan& gauge, const GaugeState& state) {
+  return gauge.is_linear() ? at::linalg_inv(state.frame) : transposed(state.frame);
+}
+
 void multiply_(const BoundLeg& leg, const at::Tensor& matrices, at::Tensor& x) {
   leg.blocks->put_(x, matrices.to(x.options()).matmul(leg.blocks->take(x)));
 }
@@ -208,14 +212,14 @@ void align_frame_(const GaugePlan& gauge, GaugeState& state, Tensors& x) {
 }
 
 void enter_frame_(const GaugePlan& gauge, const GaugeState& state, Tensors& x) {
-  const auto inverse = at::linalg_inv(state.frame);
+  const auto inverse = inverse_frame(gauge, state);
   for (const auto& leg : gauge.legs) {
     multiply_(leg, leg.exponent > 0 ? inverse : transposed(state.frame), x[leg.tensor]);
   }
 }
 
 void pull_back_(const GaugePlan& gauge, const GaugeState& state, Tensors& gradients) {
-  const auto inverse = at::linalg_inv(state.frame);
+  const auto inverse = inverse_frame(gauge, state);
   for (const auto& leg : gauge.legs) {
     auto& gradient = gradients[leg.tensor];
     if (!gradient.defined()) continue;
@@ -326,6 +330,9 @@ void procrustes_(const GaugePlan& gauge, const Tensors& before, Tensors& x) {
 
 at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, GaugeState& state) {
   const auto& g = gauge.gauge;
+  const bool follows = follow && (g.second_moment == SecondMoment::body_frame ||
+                                  g.second_moment == SecondMoment::body_frame_topk);
+  if (!follows && (gauge.is_linear() || state.bound.all().item<bool>())) return {};
   const auto grams = symmetric(gram(gauge, x));
   const auto diagonal = grams.diagonal(0, -2, -1);
   const auto off = grams - at::diag_embed(diagonal);
@@ -335,8 +342,6 @@ at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, 
   auto moving = state.bound.logical_not() & (norm > 0);
   if (g.action == Action::rotation) state.bound = state.bound | moving;
   if (g.action == Action::linear) moving = at::zeros_like(moving);
-  const bool follows = follow && (g.second_moment == SecondMoment::body_frame ||
-                                  g.second_moment == SecondMoment::body_frame_topk);
   if (follows && state.age >= g.frame_interval) {
     moving = norm > 0;
     state.age = 0;

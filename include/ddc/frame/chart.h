@@ -47,8 +47,8 @@ struct GaugeState {
   /// Steps since the last time that all frames were computed again, and how often any was.
   int64_t age = 0;
   int64_t recomputed = 0;
-  /// What the last step corrected: the largest |section - target|, or the largest shift that was
-  /// or rotation that was projected out of the step.
+  /// What the last step corrected: the largest |section - target|, or the largest entry of the shift
+  /// or of the generator of a rotation that was projected out of the step.
   double imbalance = 0;
 };
 
