@@ -1,0 +1,46 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ddc/discover/evaluate.h"
+#include "ddc/discover/symmetry_group.h"
+#include "ddc/parameters.h"
+
+namespace ddc {
+
+/// What a caller who knows the model may tell. Nothing here is believed: it is tried first.
+struct Hints {
+  /// Sizes of attention heads.
+  std::vector<int64_t> head_sizes = {};
+};
+
+struct DiscoverOptions {
+  uint64_t seed = 0;
+  Hints hints = {};
+  /// Steps of AdamW and DDCAdam over which engagement is measured; 0: it is not.
+  int64_t engagement_steps = 0;
+  /// Whether to count the null space (see Completeness). Exact up to so many parameters, an estimate
+  /// above.
+  bool completeness = false;
+  int64_t exact_up_to = 6000;
+  /// Called with what is being done, for progress on a terminal.
+  std::function<void(const std::string& stage)> progress = nullptr;
+};
+
+/// Finds the symmetries of a model from its gradients.
+///
+/// For an invariant loss the gradient is orthogonal to the orbit on every batch. The products of
+/// weights and gradients, summed over the channels of an axis (Noether charges), therefore satisfy
+/// linear relations that are the same for all batches, and these relations are the gauges. What is
+/// found so is only a candidate; it belongs to the group once it has passed the gate (see gate.h).
+///
+/// Parameters that do not require gradients are held fixed. While it runs the parameters are moved to
+/// where nothing is zero or one by initialisation; they are back, bit for bit, when it returns or
+/// throws. Gradients (`.grad`) are not touched.
+SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
+                       const DiscoverOptions& options = {});
+
+}  // namespace ddc

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ddc/discover/evaluate.h"
+#include "ddc/gauge/gauge.h"
+
+// The gate that a gauge has to pass before an optimizer binds it: random elements of its group, small
+// and large, must leave loss and outputs of several batches where they are, at the precision of the
+// model. Nothing is believed because of a name.
+
+namespace ddc {
+
+struct GateOptions {
+  uint64_t seed = 0;
+  /// Batches that every element is tried on.
+  int64_t batches = 2;
+  /// Sizes of the random elements (see `random_element`). The large one finds what holds nearly: a
+  /// norm whose eps is small beside the weights it divides.
+  std::vector<double> sizes = {0.1, 1.5};
+};
+
+/// What the gate has measured.
+struct Verdict {
+  bool passed = false;
+  /// The largest change of loss or outputs under an element, relative to the change that a move of
+  /// the same tensors by as much, but at random, makes. About one for what is no symmetry at all.
+  double residual = 0;
+  /// Up to which the residual passes: what rounding does at these parameters, measured.
+  double tolerance = 0;
+  /// Which of the two it was: "loss" or "outputs".
+  std::string worst;
+  /// The loss is unchanged and the outputs change by a constant over their last axis: a shift of
+  /// logits, which cross-entropy does not see. Counts as unchanged.
+  bool shifts_logits = false;
+};
+
+/// Tries one gauge, or all of `gauges` at once. The parameters are moved and brought back, bit for
+/// bit, whatever happens.
+Verdict gate(const Gauge& gauge, const Parameters& params, const Evaluate& evaluate,
+             const GateOptions& options = {});
+Verdict gate(const std::vector<Gauge>& gauges, const Parameters& params, const Evaluate& evaluate,
+             const GateOptions& options = {});
+
+}  // namespace ddc
