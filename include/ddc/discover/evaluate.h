@@ -31,7 +31,7 @@ struct Evaluation {
 ///     };
 using Evaluate = std::function<Evaluation(uint64_t batch)>;
 
-/// For a loss that draws its batch from torch's default generator: seeds it with the number of the
+/// For a loss that draws its batch from torch's default generator (the CPU's): seeds it with the number of the
 /// batch before every call, and leaves it as it was.
 Evaluate reseeded(std::function<Evaluation()> evaluate);
 

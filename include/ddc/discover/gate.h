@@ -17,18 +17,22 @@ struct GateOptions {
   uint64_t seed = 0;
   /// Batches that every element is tried on.
   int64_t batches = 2;
-  /// Sizes of the random elements (see `random_element`). The large one finds what holds nearly: a
-  /// norm whose eps is small beside the weights it divides.
+  /// Sizes of the random elements (see `random_element`). The last one of a rotation is a reflection
+  /// too; that of a scale is shrunk and grown by exp(6) on top, which finds what holds nearly: a norm
+  /// whose eps is small beside the variance it is added to.
   std::vector<double> sizes = {0.1, 1.5};
 };
 
 /// What the gate has measured.
 struct Verdict {
   bool passed = false;
-  /// The largest change of loss or outputs under an element, relative to the change that a move of
-  /// the same tensors by as much, but at random, makes. About one for what is no symmetry at all.
+  /// The change of loss or outputs under an element, relative to the change that a move of the same
+  /// tensors by as much, but at random, makes; at most to loss or outputs themselves. About one for
+  /// what is no symmetry at all, infinite where the element leads to NaN. Of all that was measured, the
+  /// one that is the largest beside its tolerance.
   double residual = 0;
-  /// Up to which the residual passes: what rounding does at these parameters, measured.
+  /// Up to which the residual passes: 20 times what rounding does at these parameters and at the
+  /// moved ones, measured. What rounding drowns (above 0.1) is not judged by.
   double tolerance = 0;
   /// Which of the two it was: "loss" or "outputs".
   std::string worst;
@@ -37,7 +41,8 @@ struct Verdict {
   bool shifts_logits = false;
 };
 
-/// Tries one gauge, or all of `gauges` at once. The parameters are moved and brought back, bit for
+/// Tries one gauge, or all of `gauges` at once (by random elements of their product; each should have
+/// passed alone). Throws where a batch has no finite loss, or not twice the same. The parameters are moved and brought back, bit for
 /// bit, whatever happens.
 Verdict gate(const Gauge& gauge, const Parameters& params, const Evaluate& evaluate,
              const GateOptions& options = {});

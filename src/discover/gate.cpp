@@ -1,0 +1,319 @@
+#include "ddc/discover/gate.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "ddc/gauge/action.h"
+#include "discover/restore.h"
+
+namespace ddc {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// Rounding is imitated by relative noise of so many eps, and what passes is so many times what the
+/// noise does.
+constexpr double kNoise = 2;
+constexpr double kSafety = 20;
+/// A change below so many eps of the loss or the outputs themselves is rounding whatever the noise
+/// says: they may not depend on the tensors at all.
+constexpr double kFloor = 1;
+/// A residual that would pass up to more than this tells nothing.
+constexpr double kDrowned = 0.1;
+/// A residual of so many times the tolerance: no further element is tried.
+constexpr double kClear = 10;
+/// The denominator of a residual is at least this share of the loss or the outputs.
+constexpr double kBlind = 1e-3;
+/// Log of the factor by which an element shrinks (and another grows) all channels of a scale: enough
+/// to make a norm's eps show beside the variance it is added to.
+constexpr double kShrink = 6;
+
+/// A batch at some point: the loss, and the outputs if there are any.
+struct Outcome {
+  double loss = 0;
+  at::Tensor outputs;
+};
+
+Outcome evaluated(const Evaluate& evaluate, int64_t batch) {
+  const at::NoGradGuard no_grad;
+  const auto evaluation = evaluate(static_cast<uint64_t>(batch));
+  TORCH_CHECK(evaluation.loss.defined() && evaluation.loss.numel() == 1, "gate: the loss of batch ",
+              batch, " is not a scalar");
+  const auto& outputs = evaluation.outputs;
+  return {evaluation.loss.item<double>(), outputs.defined() ? outputs.detach() : outputs};
+}
+
+double norm_of(const at::Tensor& tensor) {
+  return at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).item<double>();
+}
+
+/// A size of the loss, of the outputs, and of the outputs less their mean over the last axis.
+struct Size {
+  double loss = 0;
+  double outputs = 0;
+  double centred = 0;
+
+  Size largest(const Size& other) const {
+    return {std::max(loss, other.loss), std::max(outputs, other.outputs),
+            std::max(centred, other.centred)};
+  }
+};
+
+double finite_or_infinite(double value) { return std::isfinite(value) ? value : kInfinity; }
+
+/// How far `there` is from `here`. Outputs that are not finite here (masked ones) do not count.
+Size change(const Outcome& here, const Outcome& there) {
+  Size size;
+  size.loss = finite_or_infinite(std::abs(there.loss - here.loss));
+  if (!here.outputs.defined() || here.outputs.numel() == 0) return size;
+  auto difference = there.outputs - here.outputs;
+  difference = difference.masked_fill(here.outputs.isfinite().logical_not(), 0);
+  size.outputs = finite_or_infinite(norm_of(difference));
+  // A single output has no class to be compared with.
+  const bool logits = difference.dim() > 0 && difference.size(-1) > 1;
+  size.centred =
+      logits ? finite_or_infinite(norm_of(difference - difference.mean(-1, true))) : size.outputs;
+  return size;
+}
+
+Size size_of(const Outcome& here) {
+  const double outputs = here.outputs.defined() ? norm_of(here.outputs.nan_to_num(0, 0, 0)) : 0;
+  return {std::abs(here.loss), outputs, outputs};
+}
+
+at::Tensor uniform_like(const at::Tensor& tensor, const at::Generator& generator) {
+  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU))
+      .uniform_(-1, 1, generator)
+      .to(tensor.device());
+}
+
+double eps_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    case at::kFloat:
+      return std::numeric_limits<float>::epsilon();
+    case at::kHalf:
+      return std::ldexp(1.0, -10);
+    default:
+      return std::ldexp(1.0, -7);  // bfloat16
+  }
+}
+
+/// Moves every entry by what it is rounded by.
+void add_rounding_(const Parameters& params, const at::Generator& generator) {
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, tensor] : params) {
+    at::Tensor(tensor).addcmul_(uniform_like(tensor, generator), tensor, kNoise * eps_of(tensor));
+  }
+}
+
+/// An element of the product of the gauges' groups.
+using Element = std::vector<GroupElement>;
+
+/// One step of Newton's iteration for the polar factor: exponentials of matrices in float64 are
+/// orthogonal to many times its rounding, which the gate would notice.
+GroupElement orthogonal(const GroupElement& element) {
+  return 1.5 * element - 0.5 * element.matmul(element.transpose(-1, -2)).matmul(element);
+}
+
+/// Turns a block's rotation into one of determinant -1.
+GroupElement reflected(const Gauge& gauge, const GroupElement& element,
+                       const at::Generator& generator) {
+  auto normal = at::randn({gauge.blocks(), gauge.block, 1}, generator, at::kDouble);
+  if (gauge.fixes_ones) normal = normal - normal.mean(1, true);
+  normal = normal / normal.norm(2, {1}, true);
+  const auto mirror =
+      at::eye(gauge.block, at::kDouble) - 2 * normal.matmul(normal.transpose(-1, -2));
+  return compose(gauge, mirror, element);
+}
+
+/// What is tried: elements of every size, the last of them with reflections where the group has them;
+/// with a scale, which a norm's eps may hide, the last one shrunk and grown on top. Several gauges at
+/// once are not, each has been alone: their factors would multiply, and drown in rounding.
+std::vector<Element> elements(const std::vector<Gauge>& gauges, const Parameters& params,
+                              const GateOptions& options, const at::Generator& generator) {
+  std::vector<Element> result;
+  for (const double size : options.sizes) {
+    result.push_back(random_element(gauges, params, size, generator));
+  }
+  auto& last = result.back();
+  for (size_t k = 0; k < gauges.size(); ++k) {
+    if (gauges[k].action != Action::rotation) continue;
+    if (gauges[k].block > 2) last[k] = reflected(gauges[k], last[k], generator);
+    for (auto& element : result) element[k] = orthogonal(element[k]);
+  }
+  if (gauges.size() != 1) return result;
+  const auto action = gauges.front().action;
+  if (action == Action::scale) {
+    result.push_back({last[0] + kShrink});
+    result[result.size() - 2][0] -= kShrink;
+  } else if (action == Action::linear) {
+    result.push_back({last[0] * std::exp(kShrink)});
+    result[result.size() - 2][0] *= std::exp(-kShrink);
+  }
+  return result;
+}
+
+class Gate {
+ public:
+  Gate(const std::vector<Gauge>& gauges, const Parameters& params, const Evaluate& evaluate,
+       const GateOptions& options)
+      : gauges_(gauges),
+        params_(params),
+        evaluate_(evaluate),
+        generator_(at::make_generator<at::CPUGeneratorImpl>(options.seed)),
+        batches_(options.batches),
+        restore_(acted_on(gauges, params)) {
+    for (const auto& [name, tensor] : restore_.params()) eps_ = std::max(eps_, eps_of(tensor));
+    for (int64_t b = 0; b < batches_; ++b) {
+      here_.push_back(evaluated(evaluate_, b));
+      TORCH_CHECK(std::isfinite(here_.back().loss), "gate: the loss of batch ", b, " is ",
+                  here_.back().loss, ", there is nothing to compare with");
+      scale_ = scale_.largest(size_of(here_.back()));
+    }
+    const double again = evaluated(evaluate_, 0).loss;
+    TORCH_CHECK(std::abs(again - here_[0].loss) <= 1e3 * eps_ * std::abs(again),
+                "gate: batch 0 has loss ", here_[0].loss, " and, evaluated again, ", again,
+                "; the same number must give the same batch and the same loss (is dropout on?)");
+    add_rounding_(restore_.params(), generator_);
+    rounding_here_ = changes(here_);
+    restore_.now();
+  }
+
+  Verdict run(const GateOptions& options) {
+    verdict_.passed = true;
+    for (const auto& element : elements(gauges_, params_, options, generator_)) {
+      if (!clearly_failed()) try_(element);
+    }
+    verdict_.passed = verdict_.passed && (told_ || gauges_.empty());
+    verdict_.shifts_logits = verdict_.shifts_logits && verdict_.passed;
+    return verdict_;
+  }
+
+ private:
+  /// The outcome of every batch at the parameters as they are now.
+  std::vector<Outcome> outcomes() const {
+    std::vector<Outcome> result;
+    for (int64_t b = 0; b < batches_; ++b) result.push_back(evaluated(evaluate_, b));
+    return result;
+  }
+
+  Size changes(const std::vector<Outcome>& from) const {
+    Size size;
+    for (int64_t b = 0; b < batches_; ++b) {
+      size = size.largest(change(from[b], evaluated(evaluate_, b)));
+    }
+    return size;
+  }
+
+  /// How far each tensor is from where it was.
+  std::vector<double> distances() const {
+    std::vector<double> result;
+    size_t k = 0;
+    for (const auto& [name, tensor] : restore_.params()) {
+      result.push_back(norm_of(tensor.detach() - restore_.saved()[k++]));
+    }
+    return result;
+  }
+
+  /// What a random move of the tensors by these distances changes.
+  Size control(const std::vector<double>& distances) {
+    const at::NoGradGuard no_grad;
+    size_t k = 0;
+    for (const auto& [name, tensor] : restore_.params()) {
+      const auto noise = uniform_like(tensor, generator_);
+      at::Tensor(tensor).add_(noise, distances[k++] / std::max(norm_of(noise), 1e-300));
+    }
+    return changes(here_);
+  }
+
+  void try_(const Element& element) {
+    act_(gauges_, element, params_);
+    const auto moved = distances();
+    const auto there = outcomes();
+    add_rounding_(restore_.params(), generator_);
+    const auto rounding = rounding_here_.largest(changes(there));
+    restore_.now();
+    const auto random = control(moved);
+    restore_.now();
+
+    Size change_there;
+    for (int64_t b = 0; b < batches_; ++b) {
+      change_there = change_there.largest(change(here_[b], there[b]));
+    }
+    judge("loss", change_there.loss, random.loss, rounding.loss, scale_.loss);
+    if (!here_[0].outputs.defined()) return;
+    const auto allowed = tolerated(rounding.outputs, scale_.outputs);
+    const bool shifts = change_there.outputs > allowed && change_there.centred <= allowed;
+    verdict_.shifts_logits = verdict_.shifts_logits || shifts;
+    judge("outputs", shifts ? change_there.centred : change_there.outputs, random.outputs,
+          rounding.outputs, scale_.outputs);
+  }
+
+  bool clearly_failed() const {
+    return !verdict_.passed && verdict_.residual > kClear * verdict_.tolerance;
+  }
+
+  double tolerated(double rounding, double scale) const {
+    return kSafety * std::max(rounding, kFloor * eps_ * scale);
+  }
+
+  /// Keeps what is closest to its tolerance, or furthest above.
+  void judge(const char* what, double measured, double random, double rounding, double scale) {
+    // A random move far enough takes loss and outputs anywhere, and what they are blind to nowhere.
+    const double unit =
+        std::clamp(random, std::max(kBlind * scale, 1e-300), std::max(scale, 1e-300));
+    const double residual = measured / unit;
+    const double tolerance = tolerated(rounding, scale) / unit;
+    const bool passed = std::isfinite(measured) && residual <= tolerance;
+    if (passed && tolerance > kDrowned) return;
+    told_ = true;
+    if (verdict_.worst.empty() || !std::isfinite(residual) ||
+        residual * verdict_.tolerance > verdict_.residual * tolerance) {
+      verdict_.residual = residual;
+      verdict_.tolerance = std::min(tolerance, kDrowned);
+      verdict_.worst = what;
+    }
+    verdict_.passed = verdict_.passed && passed;
+  }
+
+  const std::vector<Gauge>& gauges_;
+  const Parameters& params_;
+  const Evaluate& evaluate_;
+  at::Generator generator_;
+  int64_t batches_;
+  Restore restore_;
+  double eps_ = 0;
+  std::vector<Outcome> here_;
+  Size scale_;
+  Size rounding_here_;
+  Verdict verdict_;
+  /// Whether rounding left anything to judge by.
+  bool told_ = false;
+};
+
+}  // namespace
+
+Verdict gate(const std::vector<Gauge>& gauges, const Parameters& params, const Evaluate& evaluate,
+             const GateOptions& options) {
+  TORCH_CHECK(evaluate, "gate: `evaluate` is empty");
+  TORCH_CHECK(options.batches > 0, "gate: batches must be positive, got ", options.batches);
+  TORCH_CHECK(!options.sizes.empty(), "gate: sizes must not be empty");
+  for (const double size : options.sizes) {
+    TORCH_CHECK(size > 0 && std::isfinite(size), "gate: sizes must be positive, got ", size);
+  }
+  for (const auto& gauge : gauges) validate(gauge, params);
+  return Gate(gauges, params, evaluate, options).run(options);
+}
+
+Verdict gate(const Gauge& gauge, const Parameters& params, const Evaluate& evaluate,
+             const GateOptions& options) {
+  return gate(std::vector<Gauge>{gauge}, params, evaluate, options);
+}
+
+}  // namespace ddc
