@@ -1,0 +1,306 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "relations.h"
+#include "search.h"
+
+namespace ddc {
+
+using channel_maps::Pairing;
+
+namespace {
+
+constexpr int64_t charge_batches = 3;
+
+bool can_mix(const Search& search, const ScaleMatch& match) {
+  bool plus = false;
+  bool minus = false;
+  for (const auto& piece : match.matches.front()) {
+    if (std::abs(piece.exponent) != 1 || piece.offset != 0 || piece.run != 1) return false;
+    if (search.is_vector(piece.slot)) continue;
+    (piece.exponent > 0 ? plus : minus) = true;
+  }
+  return plus && minus && match.view.size > 1;
+}
+
+/// The same legs with other channels: those of index i of a match become channel(i), -1 for none.
+Gauge with_channels(const Search& search, const ScaleMatch& match, Action action, int64_t block,
+                    int64_t per_match, const std::function<int64_t(int64_t)>& channel) {
+  ScaleMatch plain = match;
+  plain.view = {.size = match.view.size};
+  Gauge gauge = scale_gauge(search, plain);
+  const int64_t size = match.view.size;
+  for (auto& leg : gauge.legs) {
+    if (leg.channel_of.empty()) {
+      leg.channel_of.resize(gauge.channels);
+      std::iota(leg.channel_of.begin(), leg.channel_of.end(), 0);
+    }
+    for (auto& c : leg.channel_of) {
+      if (c < 0) continue;
+      const int64_t within = channel(c % size);
+      c = within < 0 ? -1 : c / size * per_match + within;
+    }
+    if (action == Action::rotation) leg.exponent = 1;
+  }
+  gauge.action = action;
+  gauge.block = block;
+  gauge.channels = per_match * static_cast<int64_t>(match.matches.size());
+  return gauge;
+}
+
+/// Which coordinates of a match mix with which, if those with the first one are typical.
+struct Mixing {
+  int64_t block = 1;
+  /// Coordinates of one block follow each other at this distance.
+  int64_t stride = 1;
+};
+
+Mixing mixing_of(const at::Tensor& row, double size, double zero) {
+  // `row` holds what the charge of the whole matrix group has in the first row and column.
+  const int64_t n = row.numel();
+  const auto sorted = std::get<0>(row.sort());
+  const double typical = sorted[n - 1 - (n - 1) / 4].item<double>();
+  if (typical <= zero * size) return {n, 1};
+  std::vector<int64_t> members;
+  for (int64_t i = 0; i < n; ++i) {
+    if (row[i].item<double>() <= std::sqrt(zero) * 1e-1 * typical) members.push_back(i);
+  }
+  const auto block = static_cast<int64_t>(members.size());
+  if (block < 2 || n % block != 0) return {};
+  const int64_t stride = members[1] - members[0];
+  for (int64_t i = 0; i < block; ++i) {
+    if (members[i] != i * stride) return {};
+  }
+  if (stride != 1 && stride != n / block) return {};
+  return {block, stride};
+}
+
+}  // namespace
+
+void Search::find_blocks() {
+  std::vector<size_t> which;
+  std::vector<Gauge> whole;
+  for (size_t k = blocks_done_; k < scales.size(); ++k) {
+    if (scales[k].view.rotary > 0 || !can_mix(*this, scales[k])) continue;
+    const int64_t n = scales[k].view.size;
+    which.push_back(k);
+    whole.push_back(with_channels(*this, scales[k], Action::linear, n, n,
+                                  [](int64_t i) { return i; }));
+    whole.back().name = "all of it";
+  }
+  std::vector<at::Tensor> rows(whole.size());
+  std::vector<double> sizes(whole.size(), 0);
+  probe.each_charge(whole, charge_batches, [&](size_t k, const Charge& charge) {
+    const auto found = charge.value[0][0].square() + charge.value[0].select(1, 0).square();
+    rows[k] = rows[k].defined() ? rows[k] + found : found;
+    sizes[k] = std::max(sizes[k], charge.scale.max().item<double>());
+  });
+  std::vector<Gauge> candidates;
+  std::vector<size_t> candidate_of;
+  std::set<size_t> mixed;
+  for (size_t k = 0; k < whole.size(); ++k) {
+    const auto mixing = mixing_of(rows[k].sqrt(), sizes[k], probe.zero());
+    if (mixing.block < 2) continue;
+    const auto& match = scales[which[k]];
+    const int64_t n = match.view.size;
+    auto gauge = with_channels(*this, match, Action::linear, mixing.block, n, [=](int64_t i) {
+      return mixing.stride == 1 ? i : i % mixing.stride * mixing.block + i / mixing.stride;
+    });
+    gauge.name = tensor_of(match.matches.front().front().slot).name + ":linear";
+    candidates.push_back(std::move(gauge));
+    candidate_of.push_back(which[k]);
+  }
+  const auto charges = probe.relative_charges(candidates);
+  for (size_t k = 0; k < candidates.size(); ++k) {
+    if (charges[k] > probe.zero()) continue;
+    const auto block = candidates[k].block;
+    for (auto& leg : candidates[k].legs) leg.head_size = block;
+    if (std::find(head_sizes.begin(), head_sizes.end(), block) == head_sizes.end()) {
+      head_sizes.push_back(block);
+    }
+    gauges.push_back(candidates[k]);
+    mixed.insert(candidate_of[k]);
+  }
+  for (size_t k = blocks_done_; k < scales.size(); ++k) {
+    if (scales[k].view.rotary > 0 || mixed.count(k) > 0) continue;
+    auto gauge = scale_gauge(*this, scales[k]);
+    gauge.name = gauge.legs.front().tensor + ":scale";
+    gauges.push_back(std::move(gauge));
+  }
+  blocks_done_ = scales.size();
+}
+
+void Search::find_plane_gauges() {
+  std::vector<Gauge> candidates;
+  for (const auto& match : scales) {
+    const auto& view = match.view;
+    if (view.rotary == 0) continue;
+    const auto& first = tensor_of(match.matches.front().front().slot).name;
+    const auto add = [&](Gauge gauge, const char* suffix) {
+      gauge.name = first + ":" + suffix;
+      for (auto& leg : gauge.legs) leg.head_size = view.size;
+      candidates.push_back(std::move(gauge));
+    };
+    add(with_channels(*this, match, Action::scale, 1, view.planes(),
+                      [&](int64_t i) { return i < view.rotary ? view.channel(i) : -1; }),
+        "qk_scale");
+    if (!can_mix(*this, match)) {
+      // Gains of normalised queries and keys: nothing turns, and what passes through has a factor each.
+      if (view.rotary < view.size) {
+        add(with_channels(*this, match, Action::scale, 1, view.size - view.rotary,
+                          [&](int64_t i) { return i < view.rotary ? -1 : i - view.rotary; }),
+            "pass_through");
+      }
+      continue;
+    }
+    add(with_channels(*this, match, Action::rotation, 2, view.rotary,
+                      [&](int64_t i) {
+                        return i < view.rotary ? 2 * view.channel(i) + view.side(i) : -1;
+                      }),
+        "qk_torus");
+    if (view.rotary < view.size) {
+      const int64_t rest = view.size - view.rotary;
+      add(with_channels(*this, match, Action::linear, rest, rest,
+                        [&](int64_t i) { return i < view.rotary ? -1 : i - view.rotary; }),
+          "qk_linear");
+    }
+  }
+  const auto charges = probe.relative_charges(candidates);
+  for (size_t k = 0; k < candidates.size(); ++k) {
+    if (charges[k] <= probe.zero()) gauges.push_back(std::move(candidates[k]));
+  }
+}
+
+namespace {
+
+/// Rotations of the pieces of free axes with pieces of this size: those that hold without a scale,
+/// behind a norm of each head.
+struct Pieces {
+  std::vector<size_t> slots;
+  std::vector<Gauge> gauges;  ///< one leg each
+};
+
+Pieces free_pieces(const Search& search, int64_t size) {
+  Pieces pieces;
+  for (size_t k = 0; k < search.probe.slots().size(); ++k) {
+    const auto& slot = search.slot(k);
+    if (slot.size % size != 0 || search.is_vector(k) || search.is_null(slot.tensor)) continue;
+    if (!search.is_free(k, 0, slot.size)) continue;
+    Gauge gauge;
+    gauge.name = "pieces";
+    gauge.action = Action::rotation;
+    gauge.block = size;
+    gauge.channels = slot.size;
+    gauge.legs = {{.tensor = search.tensor_of(k).name, .axis = slot.axis}};
+    pieces.slots.push_back(k);
+    pieces.gauges.push_back(std::move(gauge));
+  }
+  return pieces;
+}
+
+/// The entries of a skew matrix that a view looks at: all, or those of the planes.
+at::Tensor looked_at(const at::Tensor& skew, const View& view) {
+  const int64_t n = view.size;
+  std::vector<int64_t> entries;
+  for (int64_t i = 0; i < n; ++i) {
+    for (int64_t j = i + 1; j < n; ++j) {
+      const bool turned = i < view.rotary || j < view.rotary;
+      if (!turned || (j < view.rotary && view.channel(i) == view.channel(j))) {
+        entries.push_back(i * n + j);
+      }
+    }
+  }
+  return skew.flatten(1).index_select(1, at::tensor(entries, at::kLong));
+}
+
+bool find_rotations_at(Search& search, const Pieces& pieces,
+                       const std::vector<std::vector<at::Tensor>>& charges, const View& view) {
+  std::vector<at::Tensor> columns;
+  std::vector<Piece> piece_of;
+  std::vector<size_t> position;
+  for (size_t k = 0; k < pieces.slots.size(); ++k) {
+    std::vector<at::Tensor> per_batch;
+    for (const auto& charge : charges[k]) per_batch.push_back(looked_at(charge, view));
+    const auto all = at::cat(per_batch, 1);  // [pieces, batches * entries]
+    for (int64_t j = 0; j < all.size(0); ++j) {
+      if (!search.is_free(pieces.slots[k], j * view.size, view.size)) continue;
+      columns.push_back(all[j]);
+      piece_of.push_back({.slot = pieces.slots[k], .first = j * view.size});
+      position.push_back(search.slot(pieces.slots[k]).tensor);
+    }
+  }
+  if (columns.size() < 2 || columns.front().numel() < static_cast<int64_t>(columns.size())) {
+    return false;
+  }
+  RelationOptions options;
+  options.tolerance = search.probe.zero();
+  std::map<std::set<size_t>, ScaleMatch> matches;
+  for (const auto& relation :
+       sparse_relations(at::stack(columns, 1), position, options)) {
+    std::vector<Piece> found;
+    std::set<size_t> slots;
+    for (size_t k = 0; k < relation.columns.size(); ++k) {
+      if (std::abs(relation.coefficients[k] - relation.coefficients[0]) >
+          100 * search.probe.zero() + 1e-6) {
+        found.clear();
+        break;
+      }
+      found.push_back(piece_of[relation.columns[k]]);
+      slots.insert(found.back().slot);
+    }
+    if (found.size() < 2) continue;
+    auto& match = matches[slots];
+    match.view = view;
+    match.matches.push_back(std::move(found));
+  }
+  bool any = false;
+  for (auto& [slots, match] : matches) {
+    const int64_t turned = view.rotary;
+    auto gauge =
+        turned == 0
+            ? with_channels(search, match, Action::rotation, view.size, view.size,
+                            [](int64_t i) { return i; })
+            : with_channels(search, match, Action::rotation, 2, turned, [&](int64_t i) {
+                return i < turned ? 2 * view.channel(i) + view.side(i) : -1;
+              });
+    gauge.name = gauge.legs.front().tensor + (turned == 0 ? ":qk_rotation" : ":qk_torus");
+    for (auto& leg : gauge.legs) leg.head_size = view.size;
+    if (!search.add_if_conserved(std::move(gauge))) continue;
+    any = true;
+    for (const auto& match_pieces : match.matches) {
+      for (const auto& piece : match_pieces) search.mark(piece.slot, piece.first, view.size);
+    }
+  }
+  return any;
+}
+
+}  // namespace
+
+void Search::find_rotations() {
+  std::set<int64_t> tried;
+  for (const int64_t n : head_sizes) {
+    if (n < 2 || !tried.insert(n).second) continue;
+    const auto pieces = free_pieces(*this, n);
+    if (pieces.slots.size() < 2) continue;
+    size_t count = 0;
+    for (const size_t k : pieces.slots) count += static_cast<size_t>(slot(k).size / n);
+    const auto batches = std::min<int64_t>(
+        24, std::max<int64_t>(charge_batches, 4 * static_cast<int64_t>(count) / n + 1));
+    std::vector<std::vector<at::Tensor>> charges(pieces.slots.size());
+    probe.each_charge(pieces.gauges, batches,
+                      [&](size_t k, const Charge& charge) { charges[k].push_back(charge.value); });
+    if (find_rotations_at(*this, pieces, charges, {.size = n})) continue;
+    for (const auto pairing : {Pairing::half_split, Pairing::interleaved}) {
+      for (int64_t rotary = n - n % 2; rotary >= 2; rotary -= 2) {
+        if (find_rotations_at(*this, pieces, charges, {n, pairing, rotary})) break;
+      }
+    }
+  }
+}
+
+}  // namespace ddc

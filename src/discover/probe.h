@@ -1,0 +1,91 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ddc/discover/evaluate.h"
+#include "ddc/gauge/action.h"
+#include "ddc/parameters.h"
+#include "restore.h"
+
+namespace ddc {
+
+/// One axis of one parameter.
+struct Slot {
+  size_t tensor;  ///< index into the table
+  int64_t axis;
+  int64_t size;
+};
+
+/// Gradients of a model at a generic point, and what discovery reads off them.
+///
+/// A symmetry holds wherever the parameters are, but where a bias is zero or a gain is one by
+/// initialisation, much vanishes that is no symmetry. So the parameters are moved by random numbers of
+/// a quarter of their size while the probe lives, differently for every batch (some tasks have but one
+/// batch), and are back, bit for bit, after it.
+class Probe {
+ public:
+  Probe(const Parameters& params, Evaluate evaluate, uint64_t seed);
+
+  const Parameters& params() const { return params_; }
+  const NamedTensor& parameter(size_t k) const { return *(params_.begin() + k); }
+  const std::vector<Slot>& slots() const { return slots_; }
+  const Evaluate& evaluate() const { return evaluate_; }
+
+  /// Precision of the parameters' type: the coarsest if there are several.
+  double epsilon() const { return epsilon_; }
+  /// A charge relative to its terms below this is zero: what gradients of deep networks lose to
+  /// rounding, with a margin.
+  double zero() const;
+
+  /// Moves the parameters to the point that belongs to a batch.
+  void move_to(uint64_t batch) const;
+  /// Gradients of a batch's loss at the point that belongs to it, as a table of the same names; zeros where the loss does not depend
+  /// on a parameter.
+  Parameters gradients(uint64_t batch) const;
+
+  /// Makes sure that the charges of at least so many batches are there.
+  void draw(int64_t batches);
+  int64_t batches() const { return static_cast<int64_t>(rms_.size()); }
+
+  /// Per channel sum of weight times gradient, [batches, size]: the derivative of the loss by the log of
+  /// a factor of the channel.
+  at::Tensor scale_charge(size_t slot) const;
+  /// The sum of the gradient along the slot's axis, [batches, entries of the other axes]: the
+  /// derivative by what is added to all of them.
+  at::Tensor shift_charge(size_t slot) const;
+  /// The sum of the gradient's absolute values along the axis, as a root mean square over the rest.
+  double shift_scale(size_t slot) const;
+  /// The gradient of a tensor that is small enough to be kept, [batches, entries].
+  at::Tensor small_gradient(size_t tensor) const;
+  bool is_small(size_t tensor) const;
+  /// Root of the mean square of the gradient over entries and batches.
+  double gradient_size(size_t tensor) const;
+
+  /// Calls `use` with every gauge's number and its charge, for the first few batches, one after the
+  /// other: charges of large blocks are not kept. The parameters are where they belong then.
+  void each_charge(const std::vector<Gauge>& gauges, int64_t batches,
+                   const std::function<void(size_t gauge, const Charge& charge)>& use) const;
+  /// The largest charge of each gauge, relative to the largest of its terms.
+  std::vector<double> relative_charges(const std::vector<Gauge>& gauges) const;
+
+ private:
+  Parameters params_;
+  Evaluate evaluate_;
+  Restore restore_;
+  uint64_t seed_;
+  std::vector<Slot> slots_;
+  double epsilon_ = 0;
+  /// Per batch and slot, or tensor.
+  std::vector<std::vector<at::Tensor>> scale_;
+  std::vector<std::vector<at::Tensor>> shift_;
+  std::vector<std::vector<double>> shift_scale_;
+  std::vector<std::vector<at::Tensor>> small_;
+  std::vector<std::vector<double>> rms_;
+};
+
+}  // namespace ddc

@@ -1,0 +1,117 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ddc/discover/discover.h"
+#include "ddc/gauge/channel_map.h"
+#include "ddc/gauge/gauge.h"
+#include "probe.h"
+
+// The search, in the order in which it runs. Each stage reads charges, leaves candidates, and marks the
+// axes it has explained, so that later stages look at what is left.
+//
+//     scales.cpp     relations between charges per channel; heads, rotary planes
+//     blocks.cpp     which of them mix: linear groups, rotations, tori
+//     shifts.cpp     what may be added to rows, to vectors, and exchanged
+//     norms.cpp      gauges that act through a gain: kernel shifts, exchanges
+//     residual.cpp   the rotation of the residual stream
+//
+// All of it proposes; the gate disposes.
+
+namespace ddc {
+
+/// How a run of `size` indices falls into channels: one each; or, on the first `rotary` ones, one for the
+/// two coordinates of a plane.
+struct View {
+  int64_t size = 0;
+  channel_maps::Pairing pairing = channel_maps::Pairing::none;
+  int64_t rotary = 0;
+
+  int64_t planes() const { return rotary / 2; }
+  int64_t channels() const { return size - planes(); }
+  int64_t channel(int64_t i) const;
+  /// Which of the two axes of its plane coordinate i is.
+  int64_t side(int64_t i) const;
+};
+
+/// A part of a slot that takes part in a relation: `view.size` channels of `run` consecutive indices.
+struct Piece {
+  size_t slot = 0;
+  int64_t first = 0;
+  int64_t run = 1;
+  double exponent = 1;
+  /// Of the tensor: the charge is that of `tensor + offset`.
+  double offset = 0;
+};
+
+/// A scale relation. Matches of the same slots with the same exponents belong to one gauge: the heads
+/// of a layer.
+struct ScaleMatch {
+  View view;
+  std::vector<std::vector<Piece>> matches;
+};
+
+/// A norm's gain, or a learned factor per channel, with all that it is multiplied with.
+struct Gain {
+  std::string gain;
+  double offset = 0;
+  std::string shift;
+  struct Reader {
+    std::string weight;
+    int64_t axis = 0;
+    std::string bias;  ///< empty: none, or not known
+  };
+  std::vector<Reader> readers;
+  /// The readers are read *before* the gain: a factor on the output of a layer.
+  bool on_output = false;
+};
+
+/// Something that would be a gauge in a similar model, with the words for what it is.
+struct Search {
+  Search(Probe& probe_, Hints hints_);
+
+  Probe& probe;
+  Hints hints;
+  /// Per slot and index: a scale or a matrix group acts there.
+  std::vector<std::vector<bool>> used;
+  std::vector<ScaleMatch> scales;
+  std::vector<Gain> gains;
+  /// Sizes of the blocks that were found: heads.
+  std::vector<int64_t> head_sizes;
+  std::vector<Gauge> gauges;
+  /// Candidates whose charges are not zero, for the list of what was refused.
+  std::vector<Gauge> refused;
+
+  const Slot& slot(size_t k) const { return probe.slots()[k]; }
+  const NamedTensor& tensor_of(size_t k) const { return probe.parameter(slot(k).tensor); }
+  bool is_vector(size_t k) const { return tensor_of(k).tensor.dim() == 1; }
+  /// The loss is blind to the tensor altogether, up to rounding.
+  bool is_null(size_t tensor) const { return null_[tensor]; }
+  bool is_free(size_t slot, int64_t first, int64_t count) const;
+  void mark(size_t slot, int64_t first, int64_t count);
+  size_t slot_of(const std::string& tensor, int64_t axis) const;
+  /// Adds the gauge if its charges vanish.
+  bool add_if_conserved(Gauge gauge);
+
+  void find_scales();
+  void find_heads();
+  void find_blocks();
+  void find_plane_gauges();
+  void find_rotations();
+  void find_shifts();
+  void find_gain_gauges();
+  void find_exchanges();
+  void find_residual_rotation();
+
+ private:
+  std::vector<bool> null_;
+  /// Scales that `find_blocks` has looked at.
+  size_t blocks_done_ = 0;
+};
+
+/// The gauge of a relation. Legs with a positive exponent come first, and a gain before all others.
+Gauge scale_gauge(const Search& search, const ScaleMatch& match);
+
+}  // namespace ddc

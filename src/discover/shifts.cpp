@@ -1,0 +1,213 @@
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <set>
+
+#include "relations.h"
+#include "search.h"
+
+namespace ddc {
+namespace {
+
+/// Tensors with more rows are only looked at as a whole.
+constexpr int64_t most_rows = 64;
+
+double root_mean_square(const at::Tensor& values) {
+  return std::sqrt(values.square().mean().item<double>());
+}
+
+/// Rows of a table, or a vector as a whole.
+struct Addend {
+  size_t slot;
+  /// The row; -1: the sum of all, or the vector.
+  int64_t row = -1;
+};
+
+/// What several tensors are added to each other by: a constant may go from one to another.
+struct Exchange {
+  std::map<size_t, std::map<int64_t, double>> rows_of_slot;
+};
+
+std::vector<Addend> addends(const Search& search, int64_t length, const std::set<size_t>& shifted) {
+  std::vector<Addend> result;
+  for (size_t k = 0; k < search.probe.slots().size(); ++k) {
+    const auto& slot = search.slot(k);
+    const auto& tensor = search.tensor_of(k).tensor;
+    if (slot.axis != 0 || search.is_null(slot.tensor) || shifted.count(k) > 0) continue;
+    if (search.is_vector(k)) {
+      if (slot.size == length && search.probe.is_small(slot.tensor)) result.push_back({k});
+      continue;
+    }
+    if (tensor.numel() / slot.size != length || !search.is_free(k, 0, slot.size)) continue;
+    if (slot.size > most_rows || !search.probe.is_small(slot.tensor)) {
+      result.push_back({k});
+      continue;
+    }
+    for (int64_t row = 0; row < slot.size; ++row) result.push_back({k, row});
+  }
+  return result;
+}
+
+at::Tensor values_of(const Search& search, const Addend& addend, int64_t length) {
+  const size_t tensor = search.slot(addend.slot).tensor;
+  if (search.is_vector(addend.slot)) return search.probe.small_gradient(tensor);
+  if (addend.row < 0) return search.probe.shift_charge(addend.slot);
+  return search.probe.small_gradient(tensor).narrow(1, addend.row * length, length);
+}
+
+/// Relations that share a tensor are classes of one gauge: a gauge has one leg per tensor.
+std::vector<std::vector<Exchange>> grouped(const std::vector<Exchange>& exchanges) {
+  std::vector<std::vector<Exchange>> groups;
+  for (const auto& exchange : exchanges) {
+    std::vector<Exchange> group{exchange};
+    for (auto other = groups.begin(); other != groups.end();) {
+      const bool shares = std::any_of(other->begin(), other->end(), [&](const Exchange& member) {
+        return std::any_of(
+            member.rows_of_slot.begin(), member.rows_of_slot.end(),
+            [&](const auto& entry) { return exchange.rows_of_slot.count(entry.first) > 0; });
+      });
+      if (shares) {
+        group.insert(group.end(), other->begin(), other->end());
+        other = groups.erase(other);
+      } else {
+        ++other;
+      }
+    }
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+/// Rows of tables; several classes of them.
+Gauge row_exchange(const Search& search, const std::vector<Exchange>& classes) {
+  Gauge gauge;
+  gauge.kind = "embedding exchange";
+  gauge.action = Action::shift;
+  gauge.channels = static_cast<int64_t>(classes.size());
+  std::map<size_t, double> sign;
+  for (const auto& exchange : classes) {
+    for (const auto& [slot, rows] : exchange.rows_of_slot) sign[slot] = rows.begin()->second;
+  }
+  for (const auto& [slot, value] : sign) {
+    Leg leg;
+    leg.tensor = search.tensor_of(slot).name;
+    leg.exponent = value;
+    leg.channel_of.assign(search.slot(slot).size, -1);
+    int64_t only_class = -1;
+    int64_t classes_here = 0;
+    for (size_t c = 0; c < classes.size(); ++c) {
+      const auto found = classes[c].rows_of_slot.find(slot);
+      if (found == classes[c].rows_of_slot.end()) continue;
+      only_class = static_cast<int64_t>(c);
+      ++classes_here;
+      for (const auto& [row, coefficient] : found->second) {
+        if (row >= 0) leg.channel_of[row] = only_class;
+      }
+    }
+    // Rows that no batch has shown follow the others.
+    if (classes_here == 1) std::replace(leg.channel_of.begin(), leg.channel_of.end(), int64_t{-1}, only_class);
+    gauge.legs.push_back(std::move(leg));
+  }
+  return gauge;
+}
+
+Gauge vector_exchange(const Search& search, const Exchange& exchange) {
+  Gauge gauge;
+  gauge.kind = "bias exchange";
+  gauge.action = Action::shift;
+  for (const auto& [slot, rows] : exchange.rows_of_slot) {
+    gauge.channels = search.slot(slot).size;
+    gauge.legs.push_back(
+        {.tensor = search.tensor_of(slot).name, .exponent = rows.begin()->second});
+  }
+  return gauge;
+}
+
+}  // namespace
+
+void Search::find_shifts() {
+  std::set<size_t> shifted;
+  for (size_t k = 0; k < probe.slots().size(); ++k) {
+    const auto& here = slot(k);
+    const auto& tensor = tensor_of(k);
+    Gauge gauge;
+    gauge.action = Action::shift;
+    if (is_null(here.tensor)) {
+      if (here.axis > 0) continue;
+      gauge.name = tensor.name + ":null";
+      gauge.kind = "null shift";
+      gauge.channels = here.size;
+      gauge.legs = {{.tensor = tensor.name}};
+      gauges.push_back(std::move(gauge));
+      continue;
+    }
+    const double scale = probe.shift_scale(k);
+    if (here.size < 2 || scale == 0) continue;
+    if (root_mean_square(probe.shift_charge(k)) > probe.zero() * scale) continue;
+    shifted.insert(k);
+    gauge.name = tensor.name + ":shift";
+    gauge.kind = "shift";
+    gauge.channels = 1;
+    gauge.legs = {{.tensor = tensor.name,
+                   .axis = here.axis,
+                   .channel_of = channel_maps::whole(here.size)}};
+    gauges.push_back(std::move(gauge));
+  }
+  std::set<int64_t> lengths;
+  for (size_t k = 0; k < probe.slots().size(); ++k) {
+    const auto& tensor = tensor_of(k).tensor;
+    if (slot(k).axis == 0) lengths.insert(tensor.dim() == 1 ? slot(k).size : tensor.numel() / slot(k).size);
+  }
+  for (const int64_t length : lengths) {
+    const auto columns = addends(*this, length, shifted);
+    if (columns.size() < 2 || length < 2) continue;
+    const auto wanted = static_cast<int64_t>(2 * std::min<size_t>(columns.size(), 700)) / length + 3;
+    if (wanted > 160) continue;
+    probe.draw(wanted);
+    std::vector<at::Tensor> values;
+    std::vector<size_t> position;
+    for (const auto& addend : columns) {
+      values.push_back(values_of(*this, addend, length).flatten());
+      position.push_back(slot(addend.slot).tensor);
+    }
+    RelationOptions options;
+    options.tolerance = probe.zero();
+    std::vector<Exchange> of_rows;
+    for (const auto& relation : sparse_relations(at::stack(values, 1), position, options)) {
+      Exchange exchange;
+      bool vectors = false;
+      bool rows = false;
+      bool units = true;
+      for (size_t k = 0; k < relation.columns.size(); ++k) {
+        const auto& addend = columns[relation.columns[k]];
+        (is_vector(addend.slot) ? vectors : rows) = true;
+        const double coefficient = relation.coefficients[k];
+        units = units && std::abs(std::abs(coefficient) - 1) < 1e-6 + 100 * probe.zero();
+        exchange.rows_of_slot[addend.slot][addend.row] = coefficient > 0 ? 1 : -1;
+      }
+      if (!units || (vectors && rows) || exchange.rows_of_slot.size() < 2) continue;
+      // What comes first in the table gains.
+      const double sign = exchange.rows_of_slot.begin()->second.begin()->second;
+      for (auto& [slot_here, coefficients] : exchange.rows_of_slot) {
+        for (auto& [row, coefficient] : coefficients) coefficient *= sign;
+      }
+      if (rows) {
+        of_rows.push_back(std::move(exchange));
+      } else {
+        auto gauge = vector_exchange(*this, exchange);
+        gauge.name = gauge.legs.front().tensor + ":exchange";
+        add_if_conserved(std::move(gauge));
+      }
+    }
+    for (const auto& classes : grouped(of_rows)) {
+      auto gauge = row_exchange(*this, classes);
+      gauge.name = gauge.legs.front().tensor + ":exchange";
+      add_if_conserved(std::move(gauge));
+    }
+  }
+}
+
+}  // namespace ddc
