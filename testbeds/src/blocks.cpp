@@ -2,39 +2,10 @@
 
 #include <ATen/ATen.h>
 
-#include "draw.h"
-#include "options.h"
+#include "tasks.h"
 #include "transformer.h"
 
 namespace ddc::testbeds {
-namespace {
-
-/// Tokens drawn at random, and for each the sum of its multiple and its predecessor.
-decltype(Testbed::batch) token_sums(int64_t vocabulary, int64_t multiplier, int64_t batch_size,
-                                    int64_t sequence) {
-  check_positive("batch_size", batch_size);
-  return [=](uint64_t seed, at::ScalarType /*dtype*/) {
-    const auto tokens = at::randint(0, vocabulary, {batch_size, sequence},
-                                    generator(seed, Stream::batch), at::kLong);
-    const auto previous = at::constant_pad_nd(tokens, {1, 0}).narrow(1, 0, sequence);
-    return Batch{tokens, (tokens * multiplier + previous).remainder(vocabulary)};
-  };
-}
-
-/// Patches drawn at random, and the class whose direction their mean lies along most.
-decltype(Testbed::batch) patch_classes(const VitBlockOptions& options) {
-  check_positive("batch_size", options.batch_size);
-  const auto directions = normal({options.d_patch, options.classes}, 1,
-                                 generator(options.teacher_seed, Stream::teacher));
-  return [options, directions](uint64_t seed, at::ScalarType dtype) {
-    const auto patches = normal({options.batch_size, options.patches, options.d_patch}, 1,
-                                generator(seed, Stream::batch));
-    return Batch{patches.to(dtype), patches.mean(1).matmul(directions).argmax(-1)};
-  };
-}
-
-}  // namespace
-
 Testbed layer_norm_block(const LayerNormBlockOptions& options) {
   std::vector<FeedForward> parts;
   if (options.relu_part) parts.push_back({"mlp", FeedForward::Kind::relu});
@@ -129,7 +100,9 @@ Testbed vit_block(const VitBlockOptions& options) {
                                   .fixed_embedding = options.fixed_embedding,
                                   .gauges = options.gauges});
   bed.name = "vit block";
-  bed.batch = patch_classes(options);
+  bed.batch = nearest_directions({options.batch_size, options.patches, options.d_patch},
+                                 options.d_patch, options.classes, options.teacher_seed,
+                                 [](const at::Tensor& patches) { return patches.mean(1); });
   return bed;
 }
 

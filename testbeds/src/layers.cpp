@@ -20,6 +20,45 @@ at::Tensor split_heads(const at::Tensor& x, int64_t heads, int64_t groups) {
       .permute({0, 2, 3, 1, 4});
 }
 
+struct Projections {
+  at::Tensor query;
+  at::Tensor key;
+  at::Tensor value;
+};
+
+/// Each [batch, time, heads * head_size]; the query of the positions from `first` on, `queries` of
+/// them.
+Projections project(const Parameters& params, const std::string& layer, const at::Tensor& x,
+                    const Attention& shape, int64_t first, int64_t queries) {
+  if (shape.packing == Packing::separate) {
+    return {linear(params, layer + ".query", x.narrow(1, first, queries)),
+            linear(params, layer + ".key", x), linear(params, layer + ".value", x)};
+  }
+  const auto all = linear(params, layer + ".qkv", x);
+  const int64_t shared = shape.heads / shape.kv_heads;
+  if (shape.packing == Packing::per_head) {
+    const auto heads = all.unflatten(-1, {shape.kv_heads, shared + 2, -1});
+    const auto part = [&](int64_t begin, int64_t count) {
+      return heads.narrow(-2, begin, count).flatten(-3);
+    };
+    return {part(0, shared).narrow(1, first, queries), part(shared, 1), part(shared + 1, 1)};
+  }
+  const int64_t d_kv = all.size(-1) / (shared + 2);
+  return {all.narrow(-1, 0, shared * d_kv).narrow(1, first, queries),
+          all.narrow(-1, shared * d_kv, d_kv), all.narrow(-1, (shared + 1) * d_kv, d_kv)};
+}
+
+at::Tensor over_root_mean_square(const at::Tensor& x, double eps) {
+  return x * (x.square().mean(-1, /*keepdim=*/true) + eps).rsqrt();
+}
+
+at::Tensor head_norm(const Parameters& params, const std::string& layer, const at::Tensor& x,
+                     double eps) {
+  const auto gain = find(params, layer + ".weight");
+  const auto normalised = over_root_mean_square(x, eps);
+  return gain ? normalised * gain->tensor : normalised;
+}
+
 /// Turns what stands at the positions `first`, `first` + 1, ...
 at::Tensor rotate(const at::Tensor& x, int64_t first, const Rotary& rotary) {
   const int64_t time = x.size(-2);
@@ -79,8 +118,7 @@ at::Tensor layer_norm(const Parameters& params, const std::string& layer, const 
 at::Tensor rms_norm(const Parameters& params, const std::string& layer, const at::Tensor& x,
                     bool gain_is_offset, double eps) {
   const auto& weight = params[layer + ".weight"].tensor;
-  const auto scale = (x.square().mean(-1, /*keepdim=*/true) + eps).rsqrt();
-  return x * scale * (gain_is_offset ? weight + 1 : weight);
+  return over_root_mean_square(x, eps) * (gain_is_offset ? weight + 1 : weight);
 }
 
 at::Tensor attention(const Parameters& params, const std::string& layer, const at::Tensor& x,
@@ -88,11 +126,14 @@ at::Tensor attention(const Parameters& params, const std::string& layer, const a
   const int64_t time = x.size(1);
   const int64_t first = shape.only_position.value_or(0);
   const int64_t queries = shape.only_position ? 1 : time;
-  auto query = split_heads(linear(params, layer + ".query", x.narrow(1, first, queries)),
-                           shape.heads, shape.kv_heads);
-  auto key = split_heads(linear(params, layer + ".key", x), shape.kv_heads, shape.kv_heads);
-  const auto value =
-      split_heads(linear(params, layer + ".value", x), shape.kv_heads, shape.kv_heads);
+  const auto projected = project(params, layer, x, shape, first, queries);
+  auto query = split_heads(projected.query, shape.heads, shape.kv_heads);
+  auto key = split_heads(projected.key, shape.kv_heads, shape.kv_heads);
+  const auto value = split_heads(projected.value, shape.kv_heads, shape.kv_heads);
+  if (shape.qk_norm_eps) {
+    query = head_norm(params, layer + ".query_norm", query, *shape.qk_norm_eps);
+    key = head_norm(params, layer + ".key_norm", key, *shape.qk_norm_eps);
+  }
   if (shape.rotary.on()) {
     query = rotate(query, first, shape.rotary);
     key = rotate(key, 0, shape.rotary);
@@ -107,8 +148,13 @@ at::Tensor attention(const Parameters& params, const std::string& layer, const a
   return linear(params, layer + ".output", heads.flatten(2));
 }
 
-at::Tensor swiglu(const Parameters& params, const std::string& layer, const at::Tensor& x) {
-  const auto gate = at::silu(linear(params, layer + ".gate", x));
+at::Tensor gated(const Parameters& params, const std::string& layer, const at::Tensor& x,
+                 const std::function<at::Tensor(const at::Tensor&)>& activation) {
+  if (params.contains(layer + ".gate_up.weight")) {
+    const auto both = linear(params, layer + ".gate_up", x).chunk(2, -1);
+    return linear(params, layer + ".down", activation(both[0]) * both[1]);
+  }
+  const auto gate = activation(linear(params, layer + ".gate", x));
   return linear(params, layer + ".down", gate * linear(params, layer + ".up", x));
 }
 
@@ -122,6 +168,14 @@ Loss cross_entropy(Outputs outputs) {
   return [outputs = std::move(outputs)](const Parameters& params, const Batch& batch) {
     const auto logits = outputs(params, batch.inputs);
     return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), batch.targets.flatten());
+  };
+}
+
+Loss cross_entropy_with_z_loss(Outputs outputs, double weight) {
+  return [plain = cross_entropy(outputs), outputs, weight](const Parameters& params,
+                                                           const Batch& batch) {
+    const auto normaliser = outputs(params, batch.inputs).logsumexp(-1);
+    return plain(params, batch) + weight * normaliser.square().mean();
   };
 }
 

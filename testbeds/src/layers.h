@@ -2,9 +2,11 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 
+#include "ddc/gauge/attention.h"
 #include "ddc/gauge/channel_map.h"
 #include "ddc/testbeds/testbed.h"
 
@@ -45,11 +47,16 @@ struct Rotary {
 };
 
 /// Attention of `x` [batch, time, d_model] with the layers `layer`.query, .key, .value and .output.
-/// `heads / kv_heads` consecutive query heads share a key and value head.
+/// `heads / kv_heads` consecutive query heads share a key and value head. Packed projections are one
+/// layer, `layer`.qkv.
 struct Attention {
   int64_t heads = 1;
   int64_t kv_heads = 1;
   Rotary rotary = {};
+  Packing packing = Packing::separate;
+  /// Each query and key head is divided by the root of its mean square (plus this), before it is
+  /// turned, and multiplied by `layer`.query_norm and .key_norm if the table holds them.
+  std::optional<double> qk_norm_eps = {};
   /// Positions see none that come after them.
   bool causal = true;
   /// The result has this position alone. Unset: all of them.
@@ -58,14 +65,18 @@ struct Attention {
 at::Tensor attention(const Parameters& params, const std::string& layer, const at::Tensor& x,
                      const Attention& shape);
 
-/// `layer`.down of silu(`layer`.gate) * `layer`.up.
-at::Tensor swiglu(const Parameters& params, const std::string& layer, const at::Tensor& x);
+/// `layer`.down of activation(`layer`.gate) * `layer`.up. The two may be one layer, `layer`.gate_up,
+/// the gate first.
+at::Tensor gated(const Parameters& params, const std::string& layer, const at::Tensor& x,
+                 const std::function<at::Tensor(const at::Tensor&)>& activation);
 
 /// Losses in the form `Testbed` wants them, made from its outputs.
 using Outputs = decltype(Testbed::outputs);
 using Loss = decltype(Testbed::loss);
 Loss mean_squared_error(Outputs outputs);
 Loss cross_entropy(Outputs outputs);
+/// Cross-entropy plus `weight` times the mean square of logsumexp(logits).
+Loss cross_entropy_with_z_loss(Outputs outputs, double weight);
 /// log(1 + exp(-target * output)), for targets +-1.
 Loss logistic(Outputs outputs);
 

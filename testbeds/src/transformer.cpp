@@ -39,6 +39,11 @@ void check(const Transformer& network) {
                 "rotary attention needs heads of even size, got ", network.d_model, " / ",
                 network.heads);
   }
+  TORCH_CHECK(!network.tied || (!network.d_patch && network.classes == network.vocabulary),
+              "a tied unembedding needs tokens, and as many classes as tokens (",
+              network.vocabulary, "), got ", network.classes, " classes");
+  TORCH_CHECK(network.norm_place != NormPlace::after || !network.final_norm,
+              "norms that stand after the branches leave nothing to a final norm");
   TORCH_CHECK(network.readout != Readout::class_token || !network.causal,
               "a class token stands first and sees nothing if attention is causal");
 }
@@ -67,11 +72,14 @@ void add_embedding(const Transformer& network, Initializer& weights) {
 
 Parameters init(const Transformer& network, uint64_t seed, at::ScalarType dtype) {
   Initializer weights(seed, dtype);
-  const int64_t d_kv = network.d_model / network.heads * network.kv_heads;
+  const int64_t head_size = network.d_model / network.heads;
+  const int64_t d_kv = head_size * network.kv_heads;
+  const auto add_gain = [&](const std::string& name, int64_t size) {
+    weights.add(name + ".weight", {size}, network.gain_spread, network.gain_is_offset ? 0 : 1);
+  };
   const auto add_norm = [&](const std::string& name) {
-    weights.add(name + ".weight", {network.d_model}, network.gain_spread,
-                network.gain_is_offset ? 0 : 1);
-    if (network.norm == Norm::layer) {
+    add_gain(name, network.d_model);
+    if (network.norm == Norm::layer && network.norm_shifts) {
       weights.add(name + ".bias", {network.d_model}, network.bias_spread);
     }
   };
@@ -80,18 +88,29 @@ Parameters init(const Transformer& network, uint64_t seed, at::ScalarType dtype)
          : weights.add_linear(name, out, in);
   };
   const auto add_branch = [&](const Branch& branch) {
+    const bool biases =
+        branch.feed_forward ? network.feed_forward_biases : network.attention_biases;
     for (const auto& reader : branch.readers()) {
-      const bool query = reader.ends_with(".query");
-      branch.feed_forward
-          ? add_linear(reader, network.d_ff, network.d_model, network.feed_forward_biases)
-          : add_linear(reader, query ? network.d_model : d_kv, network.d_model,
-                       network.attention_biases);
+      const int64_t rows = branch.feed_forward          ? (branch.fused ? 2 : 1) * network.d_ff
+                           : branch.fused               ? network.d_model + 2 * d_kv
+                           : reader.ends_with(".query") ? network.d_model
+                                                        : d_kv;
+      add_linear(reader, rows, network.d_model, biases);
     }
-    branch.feed_forward
-        ? add_linear(branch.writer(), network.d_model, network.d_ff, network.feed_forward_biases)
-        : add_linear(branch.writer(), network.d_model, network.d_model, network.attention_biases);
+    if (!branch.feed_forward && network.qk_norm == QkNorm::with_gain) {
+      add_gain(branch.name + ".query_norm", head_size);
+      add_gain(branch.name + ".key_norm", head_size);
+    }
+    add_linear(branch.writer(), network.d_model,
+               branch.feed_forward ? network.d_ff : network.d_model,
+               biases && network.writer_biases);
+    if (network.layer_scale) {
+      weights.add(branch.name + "_scale.weight", {network.d_model}, network.gain_spread, 1);
+    }
+    if (network.norm_place == NormPlace::around) add_norm(branch.name + "_post_norm");
   };
   if (!network.fixed_embedding) add_embedding(network, weights);
+  if (network.norm_place == NormPlace::after) add_norm("embedding_norm");
   for (int64_t l = 0; l < network.layers; ++l) {
     for (const auto& step : residual_steps(network, l)) {
       add_norm(step.norm);
@@ -99,7 +118,13 @@ Parameters init(const Transformer& network, uint64_t seed, at::ScalarType dtype)
     }
   }
   if (network.final_norm) add_norm("final_norm");
-  add_linear("unembedding", network.classes, network.d_model, network.unembedding_bias);
+  if (network.tied) {
+    if (network.unembedding_bias) {
+      weights.add("unembedding.bias", {network.classes}, network.bias_spread);
+    }
+  } else {
+    add_linear("unembedding", network.classes, network.d_model, network.unembedding_bias);
+  }
   return weights.parameters();
 }
 
@@ -142,9 +167,14 @@ std::optional<int64_t> read_position(const Transformer& network, int64_t time) {
 
 at::Tensor feed_forward(const Parameters& params, const std::string& name, Kind kind,
                         const at::Tensor& x) {
-  if (kind == Kind::swiglu) return swiglu(params, name, x);
+  const auto gelu = [](const at::Tensor& z) { return at::gelu(z); };
+  if (kind == Kind::swiglu) {
+    return gated(params, name, x, [](const at::Tensor& z) { return at::silu(z); });
+  }
+  if (kind == Kind::geglu) return gated(params, name, x, gelu);
+  const auto z = linear(params, name + ".up", x);
   return linear(params, name + ".down",
-                relu_power(linear(params, name + ".up", x), relu_degree(kind)));
+                kind == Kind::gelu ? gelu(z) : relu_power(z, relu_degree(kind)));
 }
 
 at::Tensor logits(const Transformer& network, const Parameters& fixed, const Parameters& params,
@@ -154,8 +184,13 @@ at::Tensor logits(const Transformer& network, const Parameters& fixed, const Par
                ? layer_norm(params, name, x, network.norm_eps)
                : rms_norm(params, name, x, network.gain_is_offset, network.norm_eps);
   };
-  const auto dtype = params["unembedding.weight"].tensor.scalar_type();
+  const auto& unembedding = params[network.tied ? "embedding.weight" : "unembedding.weight"].tensor;
+  const auto dtype = unembedding.scalar_type();
+  const auto qk_norm_eps =
+      network.qk_norm == QkNorm::none ? std::nullopt : std::optional(network.norm_eps);
   auto x = embed(network, network.fixed_embedding ? detached(fixed, dtype) : params, inputs);
+  const bool after = network.norm_place == NormPlace::after;
+  if (after) x = norm("embedding_norm", x);
   for (int64_t l = 0; l < network.layers; ++l) {
     for (const auto& step : residual_steps(network, l)) {
       // After the last attention positions do not meet any more: only the one asked for is
@@ -165,40 +200,55 @@ at::Tensor logits(const Transformer& network, const Parameters& fixed, const Par
       const auto keep = [&](const at::Tensor& all) {
         return position ? all.narrow(1, *position, 1) : all;
       };
-      const auto read = norm(step.norm, x);
+      const auto read = after ? x : norm(step.norm, x);
       x = keep(x);
       for (const auto& branch : step.branches) {
-        x = x + (branch.feed_forward
-                     ? feed_forward(params, branch.name, *branch.feed_forward, keep(read))
-                     : attention(params, branch.name, read,
-                                 {.heads = network.heads,
-                                  .kv_heads = network.kv_heads,
-                                  .rotary = network.rotary,
-                                  .causal = network.causal,
-                                  .only_position = position}));
+        auto y = (branch.feed_forward
+                      ? feed_forward(params, branch.name, *branch.feed_forward, keep(read))
+                      : attention(params, branch.name, read,
+                                  {.heads = network.heads,
+                                   .kv_heads = network.kv_heads,
+                                   .rotary = network.rotary,
+                                   .packing = network.packing,
+                                   .qk_norm_eps = qk_norm_eps,
+                                   .causal = network.causal,
+                                   .only_position = position}));
+        if (network.layer_scale) y = y * params[branch.name + "_scale.weight"].tensor;
+        if (network.norm_place == NormPlace::around) y = norm(branch.name + "_post_norm", y);
+        x = x + y;
       }
+      if (after) x = norm(step.norm, x);
     }
   }
   if (network.final_norm) x = norm("final_norm", x);
-  const auto result = linear(params, "unembedding", x);
+  const auto bias = find(params, "unembedding.bias");
+  auto result = at::linear(x, unembedding, bias ? std::optional(bias->tensor) : std::nullopt);
+  if (network.softcap) result = (result / *network.softcap).tanh() * *network.softcap;
   return network.readout == Readout::every_position ? result : result.squeeze(1);
 }
 
 }  // namespace
 
 std::vector<std::string> Branch::readers() const {
-  if (!feed_forward) return {name + ".query", name + ".key", name + ".value"};
-  if (feed_forward == Kind::swiglu) return {name + ".gate", name + ".up"};
-  return {name + ".up"};
+  if (!feed_forward) {
+    if (fused) return {name + ".qkv"};
+    return {name + ".query", name + ".key", name + ".value"};
+  }
+  if (!is_gated(*feed_forward)) return {name + ".up"};
+  if (fused) return {name + ".gate_up"};
+  return {name + ".gate", name + ".up"};
 }
 
 std::string Branch::writer() const { return name + (feed_forward ? ".down" : ".output"); }
 
 std::vector<ResidualStep> residual_steps(const Transformer& network, int64_t layer) {
   const auto prefix = layer_name(layer);
-  std::vector<Branch> branches = {{.name = prefix + "attention"}};
+  std::vector<Branch> branches = {
+      {.name = prefix + "attention", .fused = network.packing != Packing::separate}};
   for (const auto& part : network.feed_forwards) {
-    branches.push_back({.name = prefix + part.name, .feed_forward = part.kind});
+    branches.push_back({.name = prefix + part.name,
+                        .feed_forward = part.kind,
+                        .fused = network.fused_gate_up && is_gated(part.kind)});
   }
   if (network.parallel) return {{.norm = prefix + "norm", .branches = branches}};
   std::vector<ResidualStep> steps;
@@ -216,7 +266,8 @@ Testbed transformer_testbed(const Transformer& network) {
                                                          const at::Tensor& inputs) {
     return logits(network, fixed, params, inputs);
   };
-  bed.loss = cross_entropy(bed.outputs);
+  bed.loss = network.z_loss == 0 ? cross_entropy(bed.outputs)
+                                 : cross_entropy_with_z_loss(bed.outputs, network.z_loss);
   bed.gauges = [network](const Parameters& params) { return transformer_gauges(network, params); };
   return bed;
 }

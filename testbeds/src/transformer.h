@@ -5,12 +5,28 @@
 #include <string>
 #include <vector>
 
+#include "ddc/gauge/norm_shift.h"
 #include "ddc/testbeds/testbed.h"
 #include "layers.h"
 
 namespace ddc::testbeds {
 
 enum class Norm { layer, rms };
+
+/// Where the norms of a layer stand.
+enum class NormPlace {
+  before,  ///< x += branch(norm(x))
+  around,  ///< x += post_norm(branch(norm(x))), as in Gemma 2
+  /// x = norm(x + branch(x)), as in BERT. A norm of the embedding comes first, and there is no final one.
+  after,
+};
+
+/// What queries and keys go through, head by head, before they meet.
+enum class QkNorm {
+  none,
+  plain,      ///< an RMSNorm without gain
+  with_gain,  ///< and with one, that all heads share
+};
 
 /// Which positions the logits are read from.
 enum class Readout {
@@ -22,7 +38,7 @@ enum class Readout {
 
 /// One feed-forward part of a layer.
 struct FeedForward {
-  enum class Kind { relu, squared_relu, swiglu };
+  enum class Kind { relu, squared_relu, gelu, swiglu, geglu };
   /// Its tensors are "layers.<l>.<name>.up.weight", ...
   std::string name;
   Kind kind = Kind::relu;
@@ -48,16 +64,33 @@ struct Transformer {
   /// feed_forward(n(x)). Else they come one after the other, each with a norm of its own.
   bool parallel = false;
   Norm norm = Norm::layer;
+  NormPlace norm_place = NormPlace::before;
+  /// Whether a LayerNorm adds a vector; an RMSNorm never does.
+  bool norm_shifts = true;
   bool gain_is_offset = false;
+  /// Every branch is multiplied by a learned vector before it is added.
+  bool layer_scale = false;
   /// The smaller, the more nearly the norms forget the scale of the residual stream.
   double norm_eps = default_norm_eps;
   /// If it is not on, positions are learned.
   Rotary rotary = {};
+  QkNorm qk_norm = QkNorm::none;
+  Packing packing = Packing::separate;
+  /// Gate and up projection are one tensor.
+  bool fused_gate_up = false;
   bool causal = true;
   bool attention_biases = true;
   bool feed_forward_biases = true;
+  /// Whether, where there are biases, those of the layers that write to the residual stream are too.
+  bool writer_biases = true;
   bool final_norm = true;
   bool unembedding_bias = true;
+  /// The embedding is also the unembedding: one parameter, "embedding.weight".
+  bool tied = false;
+  /// logits -> softcap * tanh(logits / softcap).
+  std::optional<double> softcap = {};
+  /// What the loss has of the mean square of logsumexp(logits).
+  double z_loss = 0;
   /// Logits are [batch, time, classes], or [batch, classes] if one position is read.
   Readout readout = Readout::every_position;
   double embedding_spread = 1;
@@ -84,13 +117,15 @@ struct Branch {
   std::string name;
   /// Unset: attention.
   std::optional<FeedForward::Kind> feed_forward = {};
+  /// Its readers are one layer.
+  bool fused = false;
 
   /// The layers that read the norm, and the one that writes to the residual stream.
   std::vector<std::string> readers() const;
   std::string writer() const;
 };
 
-/// x += the sum over branches of branch(norm(x)).
+/// x += the sum over branches of branch(norm(x)), or as `NormPlace` says.
 struct ResidualStep {
   std::string norm;
   /// Attention, if it is there, comes first.
@@ -98,9 +133,17 @@ struct ResidualStep {
 };
 std::vector<ResidualStep> residual_steps(const Transformer& network, int64_t layer);
 
+inline bool is_gated(FeedForward::Kind kind) {
+  return kind == FeedForward::Kind::swiglu || kind == FeedForward::Kind::geglu;
+}
+
 inline int64_t relu_degree(FeedForward::Kind kind) {
   return kind == FeedForward::Kind::squared_relu ? 2 : 1;
 }
+
+/// The norms with what reads them, in the order in which they are applied; of NormPlace::around those
+/// that stand before branches.
+std::vector<NormReaders> norms_with_readers(const Transformer& network, const Parameters& params);
 
 /// The gauges of the network: the one place where the list is put together.
 std::vector<Gauge> transformer_gauges(const Transformer& network, const Parameters& params);
