@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "ddc/frame/frame.h"
 #include "ddc/frame/polar.h"
@@ -9,6 +10,12 @@
 #include "legs.h"
 
 namespace ddc {
+namespace {
+
+/// Of subtracting shifts that overlap. What is left falls by a constant factor with each.
+constexpr int kMostSweeps = 200;
+
+}  // namespace
 
 Tensors Frame::centred(const Component& component, const std::vector<bool>& drained,
                        Tensors& shifts, Tensors& emptied) const {
@@ -37,7 +44,39 @@ Tensors Frame::centred(const Component& component, const std::vector<bool>& drai
     shifts[k] = shift_of_weights(gauge, x);
     add_shift_(gauge, shifts[k], -1, x);
   }
+  subtract_overlaps_(component, shifts, x);
   return x;
+}
+
+void Frame::subtract_overlaps_(const Component& component, Tensors& shifts, Tensors& x) const {
+  std::vector<size_t> overlapping;
+  bool several_legs = false;
+  for (const size_t k : component.gauges) {
+    const auto& gauge = plan_.gauges[k];
+    if (!gauge.is_shift()) continue;
+    for (size_t l = 0; l < gauge.shift_legs(); ++l) {
+      if (plan_.tensors[gauge.legs[l].tensor].shifts.size() < 2) continue;
+      several_legs = several_legs || gauge.shift_legs() > 1;
+      overlapping.push_back(k);
+      break;
+    }
+  }
+  // The means along two axes of one tensor can be subtracted one after the other.
+  if (!several_legs) return;
+  for (int sweep = 0; sweep < kMostSweeps; ++sweep) {
+    bool moved = false;
+    for (const size_t k : overlapping) {
+      const auto& gauge = plan_.gauges[k];
+      const auto left = shift_of_weights(gauge, x);
+      const double rounding = 8 * std::numeric_limits<double>::epsilon() *
+                              x[gauge.legs.front().tensor].abs().max().item<double>();
+      if (!(left.abs().max().item<double>() > rounding)) continue;
+      shifts[k] = shifts[k] + left;
+      add_shift_(gauge, left, -1, x);
+      moved = true;
+    }
+    if (!moved) return;
+  }
 }
 
 at::Tensor Frame::in_units(const Tensors& x, size_t t) const {

@@ -1,8 +1,10 @@
 #include "zoo_networks.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "ddc/gauge/linear_pair.h"
 #include "ddc/gauge/rescale.h"
@@ -27,6 +29,36 @@ bool same_leg(const Leg& a, const Leg& b) {
 bool same_action(const Gauge& a, const Gauge& b) {
   return a.action == b.action && a.channels == b.channels && a.block == b.block &&
          std::equal(a.legs.begin(), a.legs.end(), b.legs.begin(), b.legs.end(), same_leg);
+}
+
+/// What a layer with a bias makes of inputs, before its activation.
+struct PreActivation {
+  std::string layer;
+  Outputs of;
+};
+
+/// Moves each bias to where the unit, for about half of the inputs, is on. In a deep network of ReLUs
+/// most units would otherwise be on always or never, and either is a symmetry of the data at hand.
+decltype(Testbed::init) centred(const decltype(Testbed::init)& init, int64_t d_in,
+                                const std::vector<PreActivation>& layers) {
+  return [=](uint64_t seed, at::ScalarType dtype) {
+    constexpr int64_t samples = 1024;
+    const auto params = init(seed, at::kDouble);
+    const auto inputs = normal({samples, d_in}, 1, generator(seed, Stream::split));
+    {
+      const at::NoGradGuard no_grad;
+      for (const auto& [layer, of] : layers) {
+        at::Tensor bias = params[layer + ".bias"].tensor;
+        const auto values = of(params, inputs);
+        bias.add_(bias * values.std(0) - values.mean(0));
+      }
+    }
+    Parameters result;
+    for (const auto& [name, tensor] : params) {
+      result.add(name, tensor.detach().to(dtype).requires_grad_(true));
+    }
+    return result;
+  };
 }
 
 /// Two convolutions without padding, each followed by a ReLU, and a linear layer.
@@ -135,6 +167,14 @@ ZooEntry mlp_chain_entry(const ZooShape& shape) {
   entry.description = "six linear layers with biases and ReLUs between them, mean squared error";
   entry.testbed = relu_chain(options(1));
   entry.testbed.name = entry.name;
+  std::vector<PreActivation> hidden;
+  for (int64_t l = 0; l + 1 < options(1).depth; ++l) {
+    hidden.push_back(
+        {"layers." + std::to_string(l), [l](const Parameters& params, const at::Tensor& inputs) {
+           return relu_stack(params, l + 1, /*degree=*/1, inputs);
+         }});
+  }
+  entry.testbed.init = centred(entry.testbed.init, shape.d_model, hidden);
   entry.refused = [gauges = entry.testbed.gauges,
                    squared = relu_chain(options(2)).gauges](const Parameters& params) {
     return refuse(squared(params), gauges(params), "ReLU is homogeneous of degree 1, not 2");
@@ -161,10 +201,17 @@ ZooEntry linear_pair_entry(const ZooShape& shape) {
   };
   Testbed& bed = entry.testbed;
   bed.name = entry.name;
-  bed.init = [draw](uint64_t seed, at::ScalarType dtype) { return draw(Initializer(seed, dtype)); };
-  bed.outputs = [](const Parameters& params, const at::Tensor& inputs) {
-    const auto hidden = linear(params, "first", linear(params, "in", inputs).relu());
-    return linear(params, "out", linear(params, "second", hidden).relu());
+  const auto first = [](const Parameters& params, const at::Tensor& inputs) {
+    return linear(params, "in", inputs);
+  };
+  const auto second = [first](const Parameters& params, const at::Tensor& inputs) {
+    return linear(params, "second", linear(params, "first", first(params, inputs).relu()));
+  };
+  bed.init = centred(
+      [draw](uint64_t seed, at::ScalarType dtype) { return draw(Initializer(seed, dtype)); },
+      shape.d_model, {{"in", first}, {"second", second}});
+  bed.outputs = [second](const Parameters& params, const at::Tensor& inputs) {
+    return linear(params, "out", second(params, inputs).relu());
   };
   bed.batch = [shape, draw, network = bed.outputs](uint64_t seed, at::ScalarType dtype) {
     return teach(network, draw(Initializer(0, at::kDouble, Stream::teacher)),

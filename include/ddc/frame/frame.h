@@ -72,6 +72,9 @@ class Frame {
  private:
   void bind_();
   void bind_sections_(const Component& component, Tensors& x);
+  /// A shift of several tensors is not orthogonal to one along another axis of one of them. What one
+  /// puts back of the other is subtracted until nothing is left.
+  void subtract_overlaps_(const Component& component, Tensors& shifts, Tensors& x) const;
   /// Weights with their offsets, drained and centred; `shifts` gets what was subtracted, by gauge, and
   /// `emptied` what was read of each drain's source.
   Tensors centred(const Component& component, const std::vector<bool>& drained, Tensors& shifts,
