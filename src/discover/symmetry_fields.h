@@ -10,8 +10,8 @@
 
 #include "ddc/discover/symmetry_group.h"
 
-// What is stored of a symmetry group, each field once: the same list serves to write and to read. An
-// archive is anything with
+// What is stored of a symmetry group, each field once: the same list serves to write and to read.
+// An archive is anything with
 //
 //     field(name, value, least)      must be in the file
 //     optional(name, value, least)   is in the file only if it says something; else the default

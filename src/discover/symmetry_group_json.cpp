@@ -175,7 +175,7 @@ void lay_out(const json& node, size_t indent, std::string& text) {
 
 class Reader {
  public:
-  /// `longest` is the most entries that a list may stand for: a short text must not fill the memory.
+  /// `longest` is the most entries that runs may stand for: a short text must not fill memory.
   Reader(const json& object, std::string path, int64_t longest)
       : object_(object), path_(std::move(path)), longest_(longest) {
     if (!object.is_object()) reject(path_, object, "an object");

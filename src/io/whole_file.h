@@ -31,8 +31,8 @@ class Descriptor {
 };
 
 /// Writes a file wholly or not at all: the bytes go to a temporary file beside the target, which
-/// `replace_target` renames over it once they are on disk. Destroyed before, it leaves the target as
-/// it was and no temporary. (Durability: ddc/io/safetensors.h.)
+/// `replace_target` renames over it once they are on disk. Destroyed before, it leaves the target
+/// as it was and no temporary. (Durability: ddc/io/safetensors.h.)
 class NewFile {
  public:
   NewFile(std::filesystem::path target, std::string what);
