@@ -39,17 +39,10 @@ std::vector<Model> make_models() {
       {"gpt_j_block", "attention and feed-forward side by side, partly rotary",
        [] { return testbeds::gpt_j_block(); }},
       {"vit_block", "a vision transformer of two layers", [] { return testbeds::vit_block(); }},
-      {"modular_addition", "the transformer of `make demo`, on (a + b) mod 59",
+      {"modular_addition", "the paper's grokking transformer, smaller, on (a + b) mod 59",
        [] {
-         return testbeds::modular_addition({.modulus = 59,
-                                            .batch_size = 256,
-                                            .d_model = 32,
-                                            .heads = 4,
-                                            .d_ff = 64,
-                                            .attention_biases = true,
-                                            .final_norm = true,
-                                            .gain_spread = 0.1,
-                                            .bias_spread = 0.1});
+         return testbeds::modular_addition(
+             {.modulus = 59, .batch_size = 256, .d_model = 32, .d_ff = 64});
        }},
   };
   return all;
