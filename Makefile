@@ -1,6 +1,6 @@
 JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
-SOURCES = $(shell find include src testbeds examples tests -name '*.h' -o -name '*.cpp')
+SOURCES = $(shell find include src testbeds cli examples tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build test demo figures asan coverage format lint clean
@@ -11,15 +11,16 @@ help:  ## list the targets
 setup:  ## install the Debian packages that are missing, and .venv
 	@scripts/setup.sh
 
-build: build/release/build.ninja  ## build the library, the tests and the examples
+build: build/release/build.ninja  ## build the library, the command line, the tests and the examples
 	cmake --build --preset release -j $(JOBS)
 
 test: build  ## run all tests
 	ctest --preset release
 	$(PYTHON) -m pytest tests/python
 
-demo: build/release/build.ninja  ## show two copies of a network that stay the same function
-	cmake --build --preset release -j $(JOBS) --target same_function_twice
+demo: build/release/build.ninja  ## show the symmetries of a network, and two copies of one that stay the same function
+	cmake --build --preset release -j $(JOBS) --target ddc_cli same_function_twice
+	build/release/cli/ddc audit layer_norm_block
 	build/release/examples/same_function_twice
 
 figures: build/release/build.ninja  ## print the measured figures of the README

@@ -4,29 +4,20 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 #include <c10/util/safe_numerics.h>
-#include <dirent.h>
-#include <fcntl.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
-#include <cerrno>
-#include <charconv>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <optional>
-#include <system_error>
 #include <unordered_set>
+
+#include "io/whole_file.h"
 
 namespace ddc::io {
 namespace {
@@ -39,6 +30,7 @@ static_assert(std::endian::native == std::endian::little,
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kAlignment = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // the limit of the reference implementation
+constexpr const char* kWhat = "safetensors file";
 constexpr std::string_view kMetadataKey = "__metadata__";
 
 constexpr std::array<std::pair<std::string_view, at::ScalarType>, 10> kDtypes{{
@@ -87,158 +79,7 @@ std::string shown(std::string_view text) {
          (cut ? "..." : "");
 }
 
-std::string reason(int error) { return std::generic_category().message(error); }
-
-class Descriptor {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-
-  int get() const { return fd_; }
-  bool valid() const { return fd_ >= 0; }
-
- private:
-  int fd_;
-};
-
-template <typename Call>
-auto retry_interrupted(Call call) {
-  auto result = call();
-  while (result == -1 && errno == EINTR) result = call();
-  return result;
-}
-
 // ---- Writing ------------------------------------------------------------------------------------
-
-std::string temporary_prefix(const std::string& target_name) { return "." + target_name + ".tmp-"; }
-
-// The pid in `.<target>.tmp-<pid>-<n>`, or nothing when `name` is not of that form.
-std::optional<pid_t> temporary_owner(std::string_view name, std::string_view prefix) {
-  if (!name.starts_with(prefix)) return std::nullopt;
-  const char* const end = name.data() + name.size();
-  pid_t pid = 0;
-  const auto after_pid = std::from_chars(name.data() + prefix.size(), end, pid);
-  if (after_pid.ec != std::errc{} || pid <= 0) return std::nullopt;
-  if (after_pid.ptr == end || *after_pid.ptr != '-') return std::nullopt;
-  uint64_t counter = 0;
-  const auto after_counter = std::from_chars(after_pid.ptr + 1, end, counter);
-  if (after_counter.ec != std::errc{} || after_counter.ptr != end) return std::nullopt;
-  return pid;
-}
-
-bool still_names(int directory, const char* name, int fd) {
-  struct stat by_name {};
-  struct stat by_fd {};
-  return ::fstatat(directory, name, &by_name, AT_SYMLINK_NOFOLLOW) == 0 &&
-         ::fstat(fd, &by_fd) == 0 && by_name.st_dev == by_fd.st_dev &&
-         by_name.st_ino == by_fd.st_ino;
-}
-
-// Removes the temporaries of this target whose writer is gone. The pid alone cannot tell: in a
-// container every run may get the same pid, and containers that share a volume do not see each
-// other's. So a writer also holds a lock on its temporary, which dies with it, and only a temporary
-// that can be locked goes. Best effort: what cannot be decided (no permission, a file system
-// without locks) stays.
-void remove_stale_temporaries(int directory, const std::string& target_name) {
-  struct Close {
-    void operator()(DIR* stream) const { ::closedir(stream); }
-  };
-  const int listing_fd = ::openat(directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (listing_fd < 0) return;
-  const std::unique_ptr<DIR, Close> listing(::fdopendir(listing_fd));
-  if (!listing) {
-    ::close(listing_fd);
-    return;
-  }
-  const std::string prefix = temporary_prefix(target_name);
-  while (const dirent* entry = ::readdir(listing.get())) {
-    const char* const name = entry->d_name;
-    const auto owner = temporary_owner(name, prefix);
-    if (!owner) continue;
-    const bool owner_is_gone = ::kill(*owner, 0) == -1 && errno == ESRCH;
-    if (!owner_is_gone && *owner != ::getpid()) continue;
-    // Open for writing, which NFS wants of an exclusive lock.
-    const Descriptor file(::openat(directory, name, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (!file.valid() || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) continue;
-    if (still_names(directory, name, file.get())) ::unlinkat(directory, name, 0);
-  }
-}
-
-// The file that becomes the target. Gone when destroyed before replace_target() succeeded.
-class TemporaryFile {
- public:
-  TemporaryFile(const fs::path& target, int directory)
-      : target_(target), target_name_(target.filename().string()), directory_(directory) {
-    static std::atomic<uint64_t> counter{0};
-    const std::string prefix = temporary_prefix(target_name_) + std::to_string(::getpid()) + "-";
-    while (true) {
-      const std::string name = prefix + std::to_string(counter++);
-      fd_ = Descriptor(retry_interrupted([&] {
-        return ::openat(directory_, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      }));
-      // Left by a namesake process and not removable: the next number is free.
-      if (!fd_.valid() && errno == EEXIST) continue;
-      TORCH_CHECK(fd_.valid(), "cannot write safetensors file ", target_,
-                  ": cannot create the temporary file ", name,
-                  " in its directory: ", reason(errno));
-      // A failure only means that the file system has no locks; see remove_stale_temporaries.
-      retry_interrupted([&] { return ::flock(fd_.get(), LOCK_EX); });
-      // Before we had the lock, another save may have taken the file for stale and removed it.
-      struct stat status {};
-      if (::fstat(fd_.get(), &status) == 0 && status.st_nlink == 0) continue;
-      name_ = name;
-      return;
-    }
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() {
-    if (!name_.empty()) ::unlinkat(directory_, name_.c_str(), 0);
-  }
-
-  void write(const void* data, size_t size) {
-    const char* bytes = static_cast<const char*>(data);
-    while (size > 0) {
-      const ssize_t written = retry_interrupted([&] { return ::write(fd_.get(), bytes, size); });
-      TORCH_CHECK(written > 0, "cannot write safetensors file ", target_, ": write failed with ",
-                  size, " bytes of a block left: ", written == 0 ? "no progress" : reason(errno));
-      bytes += written;
-      size -= static_cast<size_t>(written);
-    }
-  }
-
-  void replace_target() {
-    // The data must be on disk before the name points to it: a rename may outlive a power cut that
-    // the data does not.
-    TORCH_CHECK(retry_interrupted([&] { return ::fsync(fd_.get()); }) == 0,
-                "cannot write safetensors file ", target_, ": fsync failed: ", reason(errno));
-    TORCH_CHECK(::renameat(directory_, name_.c_str(), directory_, target_name_.c_str()) == 0,
-                "cannot write safetensors file ", target_, ": cannot rename ", name_,
-                " over it: ", reason(errno));
-    name_.clear();
-    // EINVAL: a file system on which directories cannot be synced.
-    TORCH_CHECK(
-        retry_interrupted([&] { return ::fsync(directory_); }) == 0 || errno == EINVAL,
-        "safetensors file ", target_,
-        " is written, but a power cut may undo it: fsync of its directory failed: ", reason(errno));
-  }
-
- private:
-  fs::path target_;
-  std::string target_name_;
-  int directory_;
-  std::string name_;
-  Descriptor fd_{-1};
-};
 
 void check_writable(const fs::path& path, const TensorFile& file) {
   std::unordered_set<std::string_view> names;
@@ -509,24 +350,11 @@ std::string foreign_format(std::string_view first_bytes) {
   return "";
 }
 
-void read_exactly(const fs::path& path, int fd, uint64_t offset, void* data, uint64_t size) {
-  char* bytes = static_cast<char*>(data);
-  while (size > 0) {
-    const ssize_t count =
-        retry_interrupted([&] { return ::pread(fd, bytes, size, static_cast<off_t>(offset)); });
-    TORCH_CHECK(count >= 0, "cannot read safetensors file ", path, ": ", reason(errno));
-    TORCH_CHECK(count > 0, "safetensors file ", path, " became shorter while it was read, at byte ",
-                offset);
-    bytes += count;
-    offset += static_cast<uint64_t>(count);
-    size -= static_cast<uint64_t>(count);
-  }
-}
-
-std::string read_header(const fs::path& path, int fd, uint64_t file_size) {
+std::string read_header(const fs::path& path, const OldFile& file) {
+  const uint64_t file_size = file.size();
   std::array<char, kLengthBytes> first{};
   const uint64_t available = std::min(file_size, kLengthBytes);
-  read_exactly(path, fd, 0, first.data(), available);
+  file.read(0, first.data(), available);
   const std::string_view first_bytes(first.data(), available);
   TORCH_CHECK(file_size >= kLengthBytes, path, " is not a safetensors file: it has ", file_size,
               " bytes, and the length of the header alone takes ", kLengthBytes,
@@ -543,7 +371,7 @@ std::string read_header(const fs::path& path, int fd, uint64_t file_size) {
               foreign_format(first_bytes));
 
   std::string header(length, '\0');
-  read_exactly(path, fd, kLengthBytes, header.data(), length);
+  file.read(kLengthBytes, header.data(), length);
   TORCH_CHECK(header.starts_with('{'), path,
               " is not a safetensors file: its header must be a JSON object and start with '{'",
               foreign_format(first_bytes));
@@ -603,11 +431,12 @@ void check_data_layout(const fs::path& path, const std::vector<Entry>& entries,
               covered, " of ", data_size, ", a hole at the end; tensors must cover the data");
 }
 
-at::Tensor read_tensor(const fs::path& path, int fd, uint64_t data_start, const Entry& entry) {
+at::Tensor read_tensor(const fs::path& path, const OldFile& file, uint64_t data_start,
+                       const Entry& entry) {
   at::Tensor tensor =
       at::empty(*entry.shape, at::TensorOptions().dtype(*entry.dtype).device(at::kCPU));
   const uint64_t bytes = entry.end() - entry.begin();
-  read_exactly(path, fd, data_start + entry.begin(), tensor.mutable_data_ptr(), bytes);
+  file.read(data_start + entry.begin(), tensor.mutable_data_ptr(), bytes);
   if (*entry.dtype == at::kBool) {
     // A C++ bool with another value is undefined behaviour in every kernel that reads it.
     const auto* values = static_cast<const uint8_t*>(tensor.const_data_ptr());
@@ -629,58 +458,38 @@ const at::Tensor* TensorFile::find(std::string_view name) const {
 }
 
 void write_safetensors(const fs::path& path, const TensorFile& file) {
-  TORCH_CHECK(path.has_filename(), "cannot write safetensors file ", path,
-              ": the path has no file name");
   check_writable(path, file);
   const std::vector<size_t> order = data_order(file);
   const std::string header = make_header(path, file, order);
 
-  // All names are taken relative to this descriptor, so that a change of the working directory
-  // during the save cannot scatter the steps over two directories.
-  const fs::path parent = path.has_parent_path() ? path.parent_path() : fs::path(".");
-  const Descriptor directory(retry_interrupted(
-      [&] { return ::open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
-  TORCH_CHECK(directory.valid(), "cannot write safetensors file ", path,
-              ": cannot open its directory: ", reason(errno));
-  remove_stale_temporaries(directory.get(), path.filename().string());
-
-  TemporaryFile temporary(path, directory.get());
+  NewFile target(path, kWhat);
   const uint64_t length = header.size();
-  temporary.write(&length, kLengthBytes);
-  temporary.write(header.data(), header.size());
+  target.write(&length, kLengthBytes);
+  target.write(header.data(), header.size());
   for (const size_t i : order) {
     // One at a time, so that the copies do not add up. A tensor with the lazy negative bit is
     // contiguous while its memory still holds the opposite sign.
     const at::Tensor tensor = file.tensors[i].second.detach().cpu().resolve_neg().contiguous();
-    temporary.write(tensor.const_data_ptr(), tensor.nbytes());
+    target.write(tensor.const_data_ptr(), tensor.nbytes());
   }
-  temporary.replace_target();
+  target.replace_target();
 }
 
 TensorFile read_safetensors(const fs::path& path) {
-  const Descriptor fd(
-      retry_interrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); }));
-  TORCH_CHECK(fd.valid(), "cannot read safetensors file ", path, ": ", reason(errno));
-  struct stat status {};
-  TORCH_CHECK(::fstat(fd.get(), &status) == 0, "cannot read safetensors file ", path, ": ",
-              reason(errno));
-  TORCH_CHECK(S_ISREG(status.st_mode), "cannot read safetensors file ", path,
-              ": it is not a regular file");
-  const auto file_size = static_cast<uint64_t>(status.st_size);
-
-  const std::string header = read_header(path, fd.get(), file_size);
+  const OldFile old(path, kWhat);
+  const std::string header = read_header(path, old);
   HeaderReader reader(path);
   nlohmann::json::sax_parse(header, &reader);
   const std::vector<Entry> entries = reader.take_entries();
   const uint64_t data_start = kLengthBytes + header.size();
   // Before any allocation: the layout bounds what is allocated by the size of the file.
-  check_data_layout(path, entries, file_size - data_start);
+  check_data_layout(path, entries, old.size() - data_start);
 
   TensorFile file;
   file.metadata = reader.take_metadata();
   file.tensors.reserve(entries.size());
   for (const Entry& entry : entries) {
-    file.tensors.emplace_back(entry.name, read_tensor(path, fd.get(), data_start, entry));
+    file.tensors.emplace_back(entry.name, read_tensor(path, old, data_start, entry));
   }
   return file;
 }

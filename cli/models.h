@@ -1,0 +1,31 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ddc/discover/evaluate.h"
+#include "ddc/testbeds/testbed.h"
+
+namespace ddc::cli {
+
+/// A model that can be named on the command line.
+struct Model {
+  std::string name;
+  /// One line.
+  std::string description;
+  std::function<testbeds::Testbed()> make;
+};
+
+const std::vector<Model>& models();
+
+/// Nullptr if there is none.
+const Model* find_model(const std::string& name);
+
+/// The name that is spelled most alike; empty if none is near.
+std::string nearest_model(const std::string& name);
+
+/// Evaluates `testbed` at what `params` hold; the number of a batch is its seed.
+Evaluate evaluate(const testbeds::Testbed& testbed, const Parameters& params, at::ScalarType dtype);
+
+}  // namespace ddc::cli
