@@ -7,8 +7,7 @@
 #include <cmath>
 #include <limits>
 
-#include "ddc/gauge/block_map.h"
-#include "ddc/gauge/channel_map.h"
+#include "gauge/leg_maps.h"
 
 namespace ddc {
 namespace {
@@ -38,16 +37,6 @@ at::Tensor value_of(const Parameters& table, const Leg& leg, const Parameters& p
 /// What the group acts on.
 at::Tensor weight_of(const Parameters& params, const Leg& leg) {
   return value_of(params, leg, params) + leg.offset;
-}
-
-ChannelMap map_of(const Gauge& gauge, const Leg& leg, const at::Tensor& tensor) {
-  return ChannelMap(leg.channel_of, gauge.channels, leg.axis, tensor.size(leg.axis), tensor.dim(),
-                    tensor.device());
-}
-
-BlockMap block_map_of(const Gauge& gauge, const Leg& leg, const at::Tensor& tensor) {
-  return BlockMap(leg.channel_of, gauge.channels, gauge.block, leg.axis, tensor.sizes(),
-                  tensor.device());
 }
 
 at::Tensor transposed(const at::Tensor& matrices) { return matrices.transpose(-1, -2); }
