@@ -6,21 +6,10 @@
 #include <cmath>
 #include <map>
 
-#include "ddc/gauge/block_map.h"
-#include "ddc/gauge/channel_map.h"
+#include "gauge/leg_maps.h"
 
 namespace ddc {
 namespace {
-
-ChannelMap map_of(const Gauge& gauge, const Leg& leg, const at::Tensor& tensor) {
-  return ChannelMap(leg.channel_of, gauge.channels, leg.axis, tensor.size(leg.axis), tensor.dim(),
-                    tensor.device());
-}
-
-BlockMap block_map_of(const Gauge& gauge, const Leg& leg, const at::Tensor& tensor) {
-  return BlockMap(leg.channel_of, gauge.channels, gauge.block, leg.axis, tensor.sizes(),
-                  tensor.device());
-}
 
 std::vector<int64_t> element_shape(const Gauge& gauge, const Parameters& params) {
   if (gauge.mixes()) return {gauge.blocks(), gauge.block, gauge.block};
