@@ -66,28 +66,39 @@ std::optional<int64_t> Trainable::column(const std::string& name) const {
   return std::nullopt;
 }
 
-at::Tensor Trainable::derivative(const at::Tensor& outputs, const at::Tensor& cotangent,
-                                 uint64_t batch) const {
+std::vector<at::Tensor> Trainable::derivatives(const at::Tensor& outputs,
+                                               const at::Tensor& cotangent, uint64_t batch) const {
   std::vector<at::Tensor> inputs;
   for (const auto& each : aliases_) inputs.insert(inputs.end(), each.begin(), each.end());
   const auto gradients = torch::autograd::grad(
       {outputs}, inputs, cotangent.defined() ? std::vector{cotangent} : std::vector<at::Tensor>{},
       /*retain_graph=*/true, /*create_graph=*/false, /*allow_unused=*/true);
-  auto result = at::zeros({size_}, at::kDouble);
+  std::vector<at::Tensor> result;
   size_t next = 0;
-  int64_t column = 0;
   for (size_t k = 0; k < aliases_.size(); ++k) {
-    const auto& [name, tensor] = *(table_.begin() + static_cast<std::ptrdiff_t>(k));
-    auto part = result.narrow(0, column, tensor.numel());
-    column += tensor.numel();
+    at::Tensor sum;
     for (size_t i = 0; i < aliases_[k].size(); ++i) {
       const auto& gradient = gradients[next++];
-      if (gradient.defined()) part += gradient.detach().to_dense().to(part.options()).flatten();
+      if (gradient.defined()) sum = sum.defined() ? sum + gradient : gradient.to_dense();
     }
-    TORCH_CHECK(part.isfinite().all().item<bool>(), "the gradient of '", name, "' on batch ", batch,
-                " has NaN or Inf entries; a null space cannot be judged by it");
+    TORCH_CHECK(!sum.defined() || sum.isfinite().all().item<bool>(), "the gradient of '",
+                names_[k].front(), "' on batch ", batch, " has NaN or Inf entries");
+    result.push_back(sum);
   }
   return result;
+}
+
+at::Tensor Trainable::derivative(const at::Tensor& outputs, const at::Tensor& cotangent,
+                                 uint64_t batch) const {
+  std::vector<at::Tensor> parts{at::zeros({0}, at::kDouble)};
+  const auto gradients = derivatives(outputs, cotangent, batch);
+  size_t k = 0;
+  for (const auto& [name, tensor] : table_) {
+    const auto& gradient = gradients[k++];
+    parts.push_back(gradient.defined() ? gradient.flatten().to(at::kCPU, at::kDouble)
+                                       : at::zeros({tensor.numel()}, at::kDouble));
+  }
+  return at::cat(parts);
 }
 
 LossJacobian::LossJacobian(const Parameters& params, Evaluate evaluate, uint64_t seed)

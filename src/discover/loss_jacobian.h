@@ -25,8 +25,12 @@ class Trainable {
   /// Where the entries of the tensor with this name begin; nothing if it does not require gradients.
   std::optional<int64_t> column(const std::string& name) const;
 
-  /// The derivative of `outputs` (times `cotangent`, unless they are a scalar), in float64. Throws,
-  /// naming the tensor, if it is not finite. The graph stays.
+  /// The derivatives of `outputs` (times `cotangent`, unless they are a scalar) by the entries of the
+  /// table; undefined where there is none. Throws, naming the tensor, if one is not finite. The graph
+  /// stays.
+  std::vector<at::Tensor> derivatives(const at::Tensor& outputs, const at::Tensor& cotangent,
+                                      uint64_t batch) const;
+  /// The same as one vector, in float64.
   at::Tensor derivative(const at::Tensor& outputs, const at::Tensor& cotangent,
                         uint64_t batch) const;
 
