@@ -3,9 +3,6 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
-#include <limits>
-
 namespace ddc::testbeds {
 namespace {
 
@@ -18,6 +15,7 @@ int64_t count(const Parameters& params) {
 /// [entries of the outputs, parameters].
 at::Tensor jacobian(const Testbed& testbed, const Parameters& params, const at::Tensor& inputs,
                     bool log_softmax) {
+  const at::AutoGradMode enable_grad(true);
   auto outputs = testbed.outputs(params, inputs);
   if (log_softmax) outputs = outputs.log_softmax(-1);
   outputs = outputs.flatten();
@@ -38,78 +36,21 @@ at::Tensor jacobian(const Testbed& testbed, const Parameters& params, const at::
   return rows;
 }
 
-std::vector<double> to_vector(const at::Tensor& values) {
-  const auto* data = values.const_data_ptr<double>();
-  return {data, data + values.numel()};
-}
-
-struct Rank {
-  int64_t rank = 0;
-  double gap = 0;
-};
-
-/// The number of singular values that count: down to the largest gap among those that are small.
-/// Those below rounding are noise, and the gaps between them mean nothing.
-Rank decide_rank(const std::vector<double>& values, double threshold) {
-  const auto size = static_cast<int64_t>(values.size());
-  const double largest = values.front();
-  const double rounding =
-      largest * static_cast<double>(size) * std::numeric_limits<double>::epsilon();
-  const auto value = [&](int64_t k) { return std::max(k < size ? values[k] : 0, rounding); };
-  // If none is small all of them count.
-  if (values.back() > threshold * largest) return {size, value(size - 1) / value(size)};
-  Rank best;
-  for (int64_t k = 1; k < size; ++k) {
-    const double gap = value(k - 1) / value(k);
-    if (values[k] <= threshold * largest && gap > best.gap) best = {k, gap};
-  }
-  return best;
-}
-
 }  // namespace
 
 NullSpace null_space(const Testbed& testbed, const Parameters& params,
                      const NullSpaceOptions& options) {
-  NullSpace space;
-  space.parameters = count(params);
-  const auto wanted =
-      static_cast<int64_t>(options.rows_per_parameter * static_cast<double>(space.parameters));
-  // The triangle of a QR factorisation stands for all rows so far. (The sum of J^T J would too, but
-  // it squares the singular values, and the small ones drown in rounding.)
-  auto triangle = at::zeros({0, space.parameters}, at::kDouble);
-  int64_t rows = 0;
-  int64_t batches = 0;
-  const auto draw = [&] {
-    const auto seed = options.batch_seed + static_cast<uint64_t>(batches++);
-    const auto more =
-        jacobian(testbed, params, testbed.batch(seed, at::kDouble).inputs, options.log_softmax);
-    rows += more.size(0);
-    triangle = std::get<1>(at::linalg_qr(at::cat({triangle, more}), "r"));
-  };
-  const auto rank = [&] {
-    const auto sigma = at::linalg_svdvals(triangle);
-    return decide_rank(to_vector(sigma), options.threshold).rank;
-  };
-  if (options.batches) {
-    while (batches < *options.batches) draw();
-  } else {
-    while (rows < wanted) draw();
-    for (int64_t before = -1, now = rank(); now != before; now = rank()) {
-      before = now;
-      draw();
-    }
-  }
-  TORCH_CHECK(rows >= space.parameters, "null_space: ", rows, " rows for ", space.parameters,
-              " parameters leave directions unseen; use more batches");
-  const auto [u, sigma, v] = at::linalg_svd(triangle, /*full_matrices=*/false);
-  space.singular_values = to_vector(sigma);
-  const auto [found, gap] = decide_rank(space.singular_values, options.threshold);
-  space.rank = found;
-  space.gap = gap;
-  space.dimension = space.parameters - space.rank;
-  space.basis = v.narrow(0, space.rank, space.dimension).t().contiguous();
-  space.column_norms = triangle.norm(2, {0});
-  return space;
+  return structural_kernel(count(params),
+                           [&](uint64_t batch) {
+                             return jacobian(testbed, params,
+                                             testbed.batch(batch, at::kDouble).inputs,
+                                             options.log_softmax);
+                           },
+                           {.rows_per_parameter = options.rows_per_parameter,
+                            .min_batches = 1,
+                            .batches = options.batches,
+                            .first_batch = options.batch_seed,
+                            .threshold = options.threshold});
 }
 
 double distance_from(const NullSpace& space, const at::Tensor& tangents) {

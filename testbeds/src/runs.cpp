@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ddc/linalg/rotation.h"
+
 namespace ddc::testbeds {
 namespace {
 
@@ -76,37 +78,7 @@ at::Tensor turned_part(const Gauge& gauge, const Parameters& params, int64_t blo
     auto& side = gauge.action == Action::linear && leg.exponent < 0 ? minus : plus;
     side.push_back(block_rows(gauge, leg, weights, block));
   }
-  if (minus.empty()) return at::cat(plus, 1);
-  // S^(1/2) on one side and S^(-1/2) on the other, where S M_plus S = M_minus: the geometric mean
-  // S = R^-1 (R M_minus R)^(1/2) R^-1 with R = M_plus^(1/2).
-  const auto power = [](const at::Tensor& symmetric, double exponent) {
-    const auto [values, vectors] = at::linalg_eigh(symmetric);
-    return (vectors * values.pow(exponent)).matmul(vectors.t());
-  };
-  const auto first = at::cat(plus, 1);
-  const auto second = at::cat(minus, 1);
-  const auto gram = first.matmul(first.t());
-  const auto root = power(gram, 0.5);
-  const auto inverse_root = power(gram, -0.5);
-  const auto s =
-      inverse_root.matmul(power(root.matmul(second.matmul(second.t())).matmul(root), 0.5))
-          .matmul(inverse_root);
-  return at::cat({power(s, 0.5).matmul(first), power(s, -0.5).matmul(second)}, 1);
-}
-
-/// The rotation R for which |after - R before| is smallest.
-at::Tensor best_rotation(const at::Tensor& before, const at::Tensor& after) {
-  const auto [u, s, v] = at::linalg_svd(after.matmul(before.t()));
-  return u.matmul(v);
-}
-
-/// Frobenius norm of log R. Small angles are in R - R^T; the phases of eigenvalues would be accurate to
-/// the root of rounding only where eigenvalues meet.
-double rotation_angle(const at::Tensor& rotation) {
-  const auto skew = (rotation - rotation.t()) / 2;
-  const double small = skew.norm().item<double>();
-  if (small < 1e-3 && (rotation.trace() > 0).item<bool>()) return small;
-  return at::linalg_eigvals(rotation).log().abs().norm().item<double>();
+  return minus.empty() ? at::cat(plus, 1) : balanced_sides(at::cat(plus, 1), at::cat(minus, 1));
 }
 
 }  // namespace

@@ -21,7 +21,9 @@ struct CompletenessOptions {
 };
 
 /// Counts the directions in which the parameters that require gradients can be moved without any batch
-/// noticing, and how many of them are orbits of `gauges`.
+/// noticing (structural_kernel.h), and how many of them are orbits of `gauges`. Tied parameters count
+/// once, parameters that do not require gradients hold still. Throws, naming the gauge, if one of them
+/// moves what the loss sees.
 Completeness completeness(const std::vector<Gauge>& gauges, const Parameters& params,
                           const Evaluate& evaluate, const CompletenessOptions& options = {});
 

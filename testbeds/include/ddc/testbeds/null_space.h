@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
 
+#include "ddc/discover/structural_kernel.h"
 #include "ddc/testbeds/testbed.h"
 
-// The directions in which the parameters can be moved without any output noticing, found by brute
-// force: what the gauges of a network should span, measured without knowing any of them.
+// The structural kernel of a testbed, from the whole Jacobian of its outputs: slower than what discovery
+// does with the loss, and independent of how it chooses its rows.
 
 namespace ddc::testbeds {
 
@@ -30,21 +30,7 @@ struct NullSpaceOptions {
   double threshold = 1e-6;
 };
 
-struct NullSpace {
-  int64_t parameters = 0;
-  int64_t rank = 0;
-  /// parameters - rank.
-  int64_t dimension = 0;
-  /// Of the Jacobian, largest first.
-  std::vector<double> singular_values;
-  /// The ratio of the last singular value that counts to the first that does not. A small one says
-  /// that the rank is not to be trusted.
-  double gap = 0;
-  /// Orthonormal, [parameters, dimension]; the parameters flattened in the order of the table.
-  at::Tensor basis;
-  /// Norms of the Jacobian's columns, one per parameter.
-  at::Tensor column_norms;
-};
+using NullSpace = StructuralKernel;
 
 /// The null space of the Jacobian of the outputs by the parameters (float64), over many batches.
 /// One backward pass per entry of the outputs: for networks of a thousand parameters or so.

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ddc/discover/evaluate.h"
+#include "ddc/parameters.h"
+
+namespace ddc {
+
+/// The parameters that training moves, as one vector: the tensors that require gradients, flattened in
+/// the order of the table. Tensors that share their memory (tied ones) are there once, by the first
+/// name.
+class Trainable {
+ public:
+  explicit Trainable(const Parameters& params);
+
+  const Parameters& table() const { return table_; }
+  int64_t size() const { return size_; }
+  /// Where the entries of the tensor with this name begin; nothing if it does not require gradients.
+  std::optional<int64_t> column(const std::string& name) const;
+
+  /// The derivatives of `outputs` (times `cotangent`, unless they are a scalar) by the entries of the
+  /// table; undefined where there is none. Throws, naming the tensor, if one is not finite. The graph
+  /// stays.
+  std::vector<at::Tensor> derivatives(const at::Tensor& outputs, const at::Tensor& cotangent,
+                                      uint64_t batch) const;
+  /// The same as one vector, in float64.
+  at::Tensor derivative(const at::Tensor& outputs, const at::Tensor& cotangent,
+                        uint64_t batch) const;
+
+ private:
+  Parameters table_;
+  std::vector<std::vector<std::string>> names_;
+  /// By entry: tensors of their own graph that share its memory. Their gradients add up.
+  std::vector<std::vector<at::Tensor>> aliases_;
+  int64_t size_ = 0;
+};
+
+/// The derivative of what a loss sees of a model; see structural_kernel.h.
+class LossJacobian {
+ public:
+  LossJacobian(const Parameters& params, Evaluate evaluate, uint64_t seed);
+
+  const Trainable& trainable() const { return trainable_; }
+  /// [up to count (+ 1), parameters], float64.
+  at::Tensor rows(uint64_t batch, int64_t count);
+
+ private:
+  at::Tensor cotangent(const at::Tensor& seen);
+
+  Trainable trainable_;
+  Evaluate evaluate_;
+  at::Generator generator_;
+  /// Whether something reaches the loss beside the outputs (an auxiliary loss). Found on the first batch.
+  std::optional<bool> beside_outputs_;
+};
+
+}  // namespace ddc
