@@ -135,6 +135,41 @@ void Search::find_blocks() {
   blocks_done_ = scales.size();
 }
 
+namespace {
+
+/// The part of a bias that rotary embedding leaves alone, if the loss is blind to it: a key's.
+std::optional<Gauge> null_pass_through(const Search& search, const ScaleMatch& match, size_t slot) {
+  const auto& view = match.view;
+  const auto& tensor = search.tensor_of(slot);
+  if (!search.is_vector(slot) || !search.probe.is_small(search.slot(slot).tensor)) return {};
+  Gauge gauge;
+  gauge.name = tensor.name + ":null";
+  gauge.kind = "null shift";
+  gauge.action = Action::shift;
+  gauge.legs = {{.tensor = tensor.name}};
+  auto& channel = gauge.legs[0].channel_of;
+  channel.assign(search.slot(slot).size, -1);
+  std::vector<int64_t> indices;
+  for (const auto& pieces : match.matches) {
+    for (const auto& piece : pieces) {
+      if (piece.slot != slot || piece.exponent > 0) continue;
+      for (int64_t i = view.rotary; i < view.size; ++i) {
+        channel[piece.first + i] = gauge.channels++;
+        indices.push_back(piece.first + i);
+      }
+    }
+  }
+  if (indices.empty()) return {};
+  const auto gradient = search.probe.small_gradient(search.slot(slot).tensor);
+  const auto part = gradient.index_select(1, at::tensor(indices, at::kLong)).abs().max();
+  if (part.item<double>() > 100 * search.probe.epsilon() * gradient.abs().max().item<double>()) {
+    return {};
+  }
+  return gauge;
+}
+
+}  // namespace
+
 void Search::find_plane_gauges() {
   std::vector<Gauge> candidates;
   for (const auto& match : scales) {
@@ -164,6 +199,9 @@ void Search::find_plane_gauges() {
                       }),
         "qk_torus");
     if (view.rotary < view.size) {
+      for (const auto& piece : match.matches.front()) {
+        if (auto null = null_pass_through(*this, match, piece.slot)) candidates.push_back(*null);
+      }
       const int64_t rest = view.size - view.rotary;
       add(with_channels(*this, match, Action::linear, rest, rest,
                         [&](int64_t i) { return i < view.rotary ? -1 : i - view.rotary; }),
@@ -172,7 +210,10 @@ void Search::find_plane_gauges() {
   }
   const auto charges = probe.relative_charges(candidates);
   for (size_t k = 0; k < candidates.size(); ++k) {
-    if (charges[k] <= probe.zero()) gauges.push_back(std::move(candidates[k]));
+    // What is null is its own charge and its own scale.
+    if (candidates[k].kind == "null shift" || charges[k] <= probe.zero()) {
+      gauges.push_back(std::move(candidates[k]));
+    }
   }
 }
 

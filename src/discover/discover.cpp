@@ -95,6 +95,7 @@ SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
   search.find_rotations();
   report("shifts");
   search.find_shifts();
+  search.find_gains();
   search.find_gain_gauges();
   search.find_exchanges();
   search.find_residual_rotation();

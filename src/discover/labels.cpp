@@ -59,7 +59,8 @@ void label_scale_(const Search& search, Gauge& gauge) {
     return params[leg.tensor].tensor.dim() == 1;
   });
   if (vectors) {
-    gauge.kind = ends_with(gauge.name, ":qk_scale") ? "QK gain scale" : "diagonal linear";
+    gauge.kind = "diagonal linear";
+    gauge.name = first + ":rescale";
     return;
   }
   if (ends_with(gauge.name, ":qk_scale")) {

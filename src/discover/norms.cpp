@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 
 #include "search.h"
@@ -33,6 +34,10 @@ std::optional<Gain> as_gain(const Search& search, const ScaleMatch& match) {
     else matrices = true;
   }
   if (!matrices || vectors.empty() || vectors.size() > 2) return {};
+  // Rows alone, and no shift beside the gain: it is what the layer's output is multiplied by.
+  if (vectors.size() == 1 && gain.readers.size() == 1 && gain.readers[0].axis == 0) {
+    gain.on_output = true;
+  }
   // Of a gain and a shift, the gain is the one that is stored with an offset, or that is near one.
   std::stable_sort(vectors.begin(), vectors.end(), [&](const Piece* a, const Piece* b) {
     if ((a->offset != 0) != (b->offset != 0)) return a->offset != 0;
@@ -64,26 +69,156 @@ Gauge kernel_shift(const Search& search, const Gain& gain, const Gain::Reader& r
   return gauge;
 }
 
+/// What a norm's shift gains, its readers' biases lose; of a norm that others see too only the mean over
+/// channels, which the next norm does not see.
 Gauge shift_exchange(const Gain& gain, int64_t size) {
   Gauge gauge;
   gauge.name = gain.shift + ":exchange";
   gauge.kind = "norm shift exchange";
   gauge.action = Action::exchange;
-  gauge.channels = size;
+  gauge.channels = gain.seen_by_others ? 1 : size;
   gauge.legs = {{.tensor = gain.shift}};
   for (const auto& reader : gain.readers) {
     gauge.legs.push_back(
         {.tensor = reader.weight, .axis = reader.axis, .through = {.bias = reader.bias}});
   }
+  if (gain.seen_by_others) {
+    for (auto& leg : gauge.legs) leg.channel_of = channel_maps::whole(size);
+  }
   return gauge;
+}
+
+/// Tensors further apart than this in the table are not tried together.
+constexpr size_t neighbourhood = 24;
+
+bool are_neighbours(size_t a, size_t b) { return a < b ? b - a <= neighbourhood : a - b <= neighbourhood; }
+
+/// What the kernel shifts of readers, without regard to biases, have for charges.
+struct KernelCharges {
+  std::vector<std::vector<at::Tensor>> value;  ///< [gauge][batch]
+  std::vector<double> scale;
+
+  bool is_zero(size_t k, double zero) const {
+    return at::cat(value[k]).abs().max().item<double>() <= zero * scale[k];
+  }
+};
+
+constexpr int64_t kernel_batches = 3;
+
+KernelCharges kernel_charges(const Search& search, const std::vector<Gauge>& gauges) {
+  KernelCharges result{std::vector<std::vector<at::Tensor>>(gauges.size()),
+                       std::vector<double>(gauges.size(), 0)};
+  search.probe.each_charge(gauges, kernel_batches, [&](size_t k, const Charge& charge) {
+    result.value[k].push_back(charge.value.flatten());
+    result.scale[k] = std::max(result.scale[k], charge.scale.max().item<double>());
+  });
+  return result;
+}
+
+/// What a row of ones, seen through the gain, reads of the shift; per batch.
+at::Tensor read_of_shift(const Search& search, const std::string& gain, double offset,
+                         const std::string& shift) {
+  std::vector<double> result;
+  const auto value = [&](const std::string& name) {
+    return search.probe.params()[name].tensor.detach().to(at::kDouble);
+  };
+  for (int64_t batch = 0; batch < kernel_batches; ++batch) {
+    search.probe.move_to(static_cast<uint64_t>(batch));
+    result.push_back((value(shift) / (value(gain) + offset)).sum().item<double>());
+  }
+  return at::tensor(result).unsqueeze(1);
+}
+
+/// The bias that makes up for what the rows of a kernel shift then read of the norm's shift.
+std::string bias_behind(const Search& search, const at::Tensor& charge, double scale,
+                        const at::Tensor& read) {
+  for (size_t t = 0; t < search.probe.params().size(); ++t) {
+    const auto& vector = search.probe.parameter(t);
+    if (vector.tensor.dim() != 1 || vector.tensor.size(0) != charge.size(1)) continue;
+    if (search.is_null(t) || !search.probe.is_small(t)) continue;
+    const auto gradient = search.probe.small_gradient(t).narrow(0, 0, kernel_batches);
+    const double rest = (charge - read * gradient).abs().max().item<double>();
+    if (rest <= 10 * search.probe.zero() * scale) return vector.name;
+  }
+  return {};
+}
+
+/// The null vector next to a reader in the table, if its size is that of the reader's bias: a key's bias
+/// has no gradient, and neither has the mean of its rows.
+std::string null_bias(const Search& search, const Gain::Reader& reader) {
+  const auto& params = search.probe.params();
+  const int64_t size = params[reader.weight].tensor.size(1 - reader.axis);
+  const size_t here = search.slot(search.slot_of(reader.weight, reader.axis)).tensor;
+  const auto distance = [&](size_t t) { return t > here ? 2 * (t - here) - 1 : 2 * (here - t); };
+  size_t best = params.size();
+  for (size_t t = 0; t < params.size(); ++t) {
+    const auto& vector = search.probe.parameter(t).tensor;
+    if (vector.dim() != 1 || !search.is_null(t) || vector.size(0) != size) continue;
+    if (best == params.size() || distance(t) < distance(best)) best = t;
+  }
+  return best < params.size() ? search.probe.parameter(best).name : std::string();
 }
 
 }  // namespace
 
-void Search::find_gain_gauges() {
+void Search::find_gains() {
   for (const auto& match : scales) {
     if (auto gain = as_gain(*this, match)) gains.push_back(*gain);
   }
+  // A norm whose output others see as well has no scale gauge; its readers have kernel shifts all the
+  // same, and those tell which they are.
+  std::set<std::pair<std::string, int64_t>> read;
+  for (const auto& gain : gains) {
+    for (const auto& reader : gain.readers) read.insert({reader.weight, reader.axis});
+  }
+  std::vector<Gauge> candidates;
+  std::vector<std::pair<size_t, Gain::Reader>> of;
+  for (size_t v = 0; v < probe.slots().size(); ++v) {
+    const int64_t size = slot(v).size;
+    if (!is_vector(v) || is_null(slot(v).tensor) || !is_free(v, 0, size)) continue;
+    if (distance_from_one(tensor_of(v)) > 0.5) continue;
+    for (size_t k = 0; k < probe.slots().size(); ++k) {
+      const auto& weight = tensor_of(k);
+      if (weight.tensor.dim() != 2 || slot(k).size != size) continue;
+      if (!are_neighbours(slot(k).tensor, slot(v).tensor)) continue;
+      if (read.count({weight.name, slot(k).axis}) > 0 || !is_free(k, 0, size)) continue;
+      const Gain::Reader reader{weight.name, slot(k).axis, {}};
+      candidates.push_back(
+          kernel_shift(*this, {.gain = tensor_of(v).name, .seen_by_others = true}, reader));
+      of.emplace_back(v, reader);
+    }
+  }
+  const auto charges = kernel_charges(*this, candidates);
+  std::map<size_t, Gain> found;
+  for (size_t k = 0; k < candidates.size(); ++k) {
+    auto [v, reader] = of[k];
+    const auto& gain = tensor_of(v).name;
+    auto& norm = found[v];
+    norm.gain = gain;
+    norm.seen_by_others = true;
+    if (charges.is_zero(k, probe.zero())) {
+      norm.readers.push_back(reader);
+      continue;
+    }
+    for (size_t s = 0; s < probe.slots().size(); ++s) {
+      const bool tried = is_vector(s) && s != v && slot(s).size == slot(v).size &&
+                         are_neighbours(slot(s).tensor, slot(v).tensor) &&
+                         (norm.shift.empty() || norm.shift == tensor_of(s).name);
+      if (!tried || is_null(slot(s).tensor)) continue;
+      reader.bias = bias_behind(*this, at::stack(charges.value[k]), charges.scale[k],
+                                read_of_shift(*this, gain, 0, tensor_of(s).name));
+      if (reader.bias.empty()) continue;
+      norm.shift = tensor_of(s).name;
+      norm.readers.push_back(reader);
+      break;
+    }
+  }
+  for (auto& [v, norm] : found) {
+    if (!norm.readers.empty()) gains.push_back(std::move(norm));
+  }
+}
+
+void Search::find_gain_gauges() {
   // LayerNorm's output has no mean: what is added to all of a row (through the gain) is not seen, but
   // for what the row then reads of the norm's shift, and that tells which bias is the row's.
   std::vector<Gauge> without_bias;
@@ -91,74 +226,24 @@ void Search::find_gain_gauges() {
   for (size_t g = 0; g < gains.size(); ++g) {
     for (size_t r = 0; r < gains[g].readers.size(); ++r) {
       if (probe.params()[gains[g].readers[r].weight].tensor.dim() != 2) continue;
-      without_bias.push_back(kernel_shift(*this, gains[g], gains[g].readers[r]));
+      without_bias.push_back(kernel_shift(*this, gains[g], {gains[g].readers[r].weight,
+                                                            gains[g].readers[r].axis, {}}));
       of.emplace_back(g, r);
     }
   }
-  std::vector<std::vector<at::Tensor>> charge(without_bias.size());
-  // What a row of ones, seen through the gain, reads of the shift.
-  std::vector<std::vector<double>> read(without_bias.size());
-  std::vector<double> scale(without_bias.size(), 0);
-  const int64_t batches = 3;
-  probe.each_charge(without_bias, batches, [&](size_t k, const Charge& found) {
-    charge[k].push_back(found.value.flatten());
-    scale[k] = std::max(scale[k], found.scale.max().item<double>());
-    const auto& gain = gains[of[k].first];
-    if (gain.shift.empty()) return;
-    const auto value = [&](const std::string& name) {
-      return probe.params()[name].tensor.detach().to(at::kDouble);
-    };
-    read[k].push_back((value(gain.shift) / (value(gain.gain) + gain.offset)).sum().item<double>());
-  });
-  std::vector<bool> kernel(without_bias.size(), false);
-  for (size_t k = 0; k < without_bias.size(); ++k) {
-    auto& gain = gains[of[k].first];
-    auto& reader = gain.readers[of[k].second];
-    const auto all = at::cat(charge[k]);
-    if (all.abs().max().item<double>() <= probe.zero() * scale[k]) {
-      kernel[k] = true;
-      continue;
-    }
-    if (gain.shift.empty() || gain.on_output) continue;
-    for (size_t t = 0; t < probe.params().size(); ++t) {
-      const auto& vector = probe.parameter(t);
-      if (vector.tensor.dim() != 1 || vector.tensor.size(0) != charge[k][0].numel()) continue;
-      // A key's bias has no gradient, and neither has the mean of the key's rows.
-      if (is_null(t) || !probe.is_small(t)) continue;
-      const auto gradient =
-          probe.small_gradient(t).narrow(0, 0, batches) * at::tensor(read[k]).unsqueeze(1);
-      const auto rest = (all - gradient.flatten()).abs().max().item<double>();
-      if (rest <= 10 * probe.zero() * scale[k]) {
-        reader.bias = vector.name;
-        kernel[k] = true;
-        break;
-      }
-    }
-  }
-  // A reader without gradient along its mean has a bias without gradient, if it has one: the key's.
-  for (size_t k = 0; k < without_bias.size(); ++k) {
-    auto& gain = gains[of[k].first];
-    auto& reader = gain.readers[of[k].second];
-    if (!kernel[k] || !reader.bias.empty() || gain.shift.empty() || gain.on_output) continue;
-    const auto& weight = probe.params()[reader.weight].tensor;
-    // The null vector that comes next in the table, else the one before.
-    const size_t at = slot(slot_of(reader.weight, reader.axis)).tensor;
-    size_t best = probe.params().size();
-    for (size_t t = 0; t < probe.params().size(); ++t) {
-      const auto& vector = probe.parameter(t).tensor;
-      if (vector.dim() != 1 || !is_null(t) || vector.size(0) != weight.size(1 - reader.axis)) {
-        continue;
-      }
-      const auto distance = [&](size_t x) { return x > at ? 2 * (x - at) - 1 : 2 * (at - x); };
-      if (best == probe.params().size() || distance(t) < distance(best)) best = t;
-    }
-    if (best < probe.params().size()) reader.bias = probe.parameter(best).name;
-  }
+  const auto charges = kernel_charges(*this, without_bias);
   std::vector<Gauge> candidates;
   for (size_t k = 0; k < without_bias.size(); ++k) {
-    if (!kernel[k]) continue;
     const auto& gain = gains[of[k].first];
-    candidates.push_back(kernel_shift(*this, gain, gain.readers[of[k].second]));
+    auto& reader = gains[of[k].first].readers[of[k].second];
+    const bool zero = charges.is_zero(k, probe.zero());
+    if (!gain.shift.empty() && !gain.on_output && reader.bias.empty()) {
+      reader.bias =
+          zero ? null_bias(*this, reader)
+               : bias_behind(*this, at::stack(charges.value[k]), charges.scale[k],
+                             read_of_shift(*this, gain.gain, gain.offset, gain.shift));
+    }
+    if (zero || !reader.bias.empty()) candidates.push_back(kernel_shift(*this, gain, reader));
   }
   for (const auto& gain : gains) {
     const bool biases =
@@ -167,55 +252,9 @@ void Search::find_gain_gauges() {
     if (gain.shift.empty() || gain.on_output || !biases) continue;
     candidates.push_back(shift_exchange(gain, probe.params()[gain.shift].tensor.size(0)));
   }
-  const auto charges = probe.relative_charges(candidates);
+  const auto conserved = probe.relative_charges(candidates);
   for (size_t k = 0; k < candidates.size(); ++k) {
-    if (charges[k] <= 10 * probe.zero()) gauges.push_back(std::move(candidates[k]));
-  }
-}
-
-void Search::find_exchanges() {
-  // A bias in front of a linear map reaches its output as a constant, if the weights between sum to
-  // one: what it gains, a bias behind the map may lose.
-  std::vector<Gauge> candidates;
-  std::vector<std::string> source;
-  for (const auto& gauge : gauges) {
-    if (gauge.action != Action::linear) continue;
-    const Leg* bias = nullptr;
-    const Leg* reader = nullptr;
-    int64_t readers = 0;
-    for (const auto& leg : gauge.legs) {
-      const auto dim = probe.params()[leg.tensor].tensor.dim();
-      if (leg.exponent > 0 && dim == 1) bias = &leg;
-      if (leg.exponent < 0 && dim == 2) {
-        reader = &leg;
-        ++readers;
-      }
-    }
-    if (bias == nullptr || readers != 1) continue;
-    const int64_t size = probe.params()[reader->tensor].tensor.size(1 - reader->axis);
-    for (size_t t = 0; t < probe.params().size(); ++t) {
-      const auto& vector = probe.parameter(t);
-      if (vector.tensor.dim() != 1 || vector.tensor.size(0) != size || is_null(t)) continue;
-      if (vector.name == bias->tensor) continue;
-      Gauge candidate;
-      candidate.name = bias->tensor + ":exchange";
-      candidate.kind = "value bias exchange";
-      candidate.action = Action::exchange;
-      candidate.channels = gauge.channels;
-      candidate.legs = {{.tensor = bias->tensor, .axis = 0, .channel_of = bias->channel_of},
-                        {.tensor = reader->tensor,
-                         .axis = reader->axis,
-                         .channel_of = reader->channel_of,
-                         .through = {.bias = vector.name}}};
-      candidates.push_back(std::move(candidate));
-      source.push_back(gauge.name);
-    }
-  }
-  const auto charges = probe.relative_charges(candidates);
-  std::set<std::string> done;
-  for (size_t k = 0; k < candidates.size(); ++k) {
-    if (charges[k] > probe.zero() || !done.insert(source[k]).second) continue;
-    gauges.push_back(std::move(candidates[k]));
+    if (conserved[k] <= 10 * probe.zero()) gauges.push_back(std::move(candidates[k]));
   }
 }
 

@@ -133,15 +133,17 @@ double Probe::gradient_size(size_t tensor) const {
   return std::sqrt(sum / static_cast<double>(batches()));
 }
 
+void Probe::each_batch(int64_t count,
+                       const std::function<void(const Parameters& gradients)>& use) const {
+  for (int64_t batch = 0; batch < count; ++batch) use(gradients(static_cast<uint64_t>(batch)));
+}
+
 void Probe::each_charge(const std::vector<Gauge>& gauges, int64_t count,
                         const std::function<void(size_t, const Charge&)>& use) const {
   if (gauges.empty()) return;
-  for (int64_t batch = 0; batch < count; ++batch) {
-    const auto table = gradients(static_cast<uint64_t>(batch));
-    for (size_t k = 0; k < gauges.size(); ++k) {
-      use(k, noether_charge(gauges[k], params_, table));
-    }
-  }
+  each_batch(count, [&](const Parameters& table) {
+    for (size_t k = 0; k < gauges.size(); ++k) use(k, noether_charge(gauges[k], params_, table));
+  });
 }
 
 std::vector<double> Probe::relative_charges(const std::vector<Gauge>& gauges) const {

@@ -26,7 +26,7 @@ std::vector<Gauge> legs_of_stream(const Search& search, int64_t size) {
   std::vector<Gauge> legs;
   const auto& params = search.probe.params();
   for (const auto& gain : search.gains) {
-    if (params[gain.gain].tensor.size(0) != size) continue;
+    if (params[gain.gain].tensor.size(0) != size || gain.seen_by_others) continue;
     for (const auto& reader : gain.readers) {
       if (params[reader.weight].tensor.dim() != 2) continue;
       Reading reading{.gain = gain.gain, .gain_offset = gain.offset};
@@ -49,8 +49,11 @@ std::vector<Gauge> legs_of_stream(const Search& search, int64_t size) {
 }  // namespace
 
 void Search::find_residual_rotation() {
-  if (gains.empty()) return;
-  const int64_t size = probe.params()[gains.front().gain].tensor.size(0);
+  const auto norm = std::find_if(gains.begin(), gains.end(), [](const Gain& gain) {
+    return !gain.on_output && !gain.seen_by_others;
+  });
+  if (norm == gains.end()) return;
+  const int64_t size = probe.params()[norm->gain].tensor.size(0);
   if (size < 3) return;
   const auto legs = legs_of_stream(*this, size);
   if (legs.size() < 2) return;

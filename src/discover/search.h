@@ -15,7 +15,8 @@
 //     scales.cpp     relations between charges per channel; heads, rotary planes
 //     blocks.cpp     which of them mix: linear groups, rotations, tori
 //     shifts.cpp     what may be added to rows, to vectors, and exchanged
-//     norms.cpp      gauges that act through a gain: kernel shifts, exchanges
+//     norms.cpp      gauges that act through a gain: kernel shifts
+//     exchanges.cpp  vectors that biases behind a matrix make up for
 //     residual.cpp   the rotation of the residual stream
 //
 // All of it proposes; the gate disposes.
@@ -66,6 +67,9 @@ struct Gain {
   std::vector<Reader> readers;
   /// The readers are read *before* the gain: a factor on the output of a layer.
   bool on_output = false;
+  /// Others than the readers see the norm's output too (the residual stream goes on from it), so it has
+  /// no scale to give.
+  bool seen_by_others = false;
 };
 
 /// Something that would be a gauge in a similar model, with the words for what it is.
@@ -101,6 +105,7 @@ struct Search {
   void find_plane_gauges();
   void find_rotations();
   void find_shifts();
+  void find_gains();
   void find_gain_gauges();
   void find_exchanges();
   void find_residual_rotation();
