@@ -221,7 +221,7 @@ class Gate {
     return result;
   }
 
-  /// What a random move of the tensors by these distances changes.
+  /// What a random move of the tensors by these distances changes; on one batch, as it is but a unit.
   Size control(const std::vector<double>& distances) {
     const at::NoGradGuard no_grad;
     size_t k = 0;
@@ -229,7 +229,7 @@ class Gate {
       const auto noise = uniform_like(tensor, generator_);
       at::Tensor(tensor).add_(noise, distances[k++] / std::max(norm_of(noise), 1e-300));
     }
-    return changes(here_);
+    return change(here_[0], evaluated(evaluate_, 0));
   }
 
   void try_(const Element& element) {
