@@ -264,17 +264,11 @@ bool mean_is_free(const Transformer& network, const StreamWriter& writer) {
          (writer.branch && network.norm_place == NormPlace::around);
 }
 
-/// Readings are of matrices: a bias that is multiplied by a layer's scale has no leg.
-bool has_leg(const StreamWriter& writer) {
-  return writer.scale.empty() || writer.writer.tensor.tensor.dim() == 2;
-}
-
 std::optional<Gauge> stream_rotation(const Transformer& network, const Parameters& params,
                                      const std::vector<StreamWriter>& writers) {
   auto norms = norms_with_readers(network, params);
   if (!has(network, GaugeSet::with_residual_rotation) || network.norm_place != NormPlace::before ||
       !network.final_norm || network.fixed_embedding || network.tied ||
-      !std::all_of(writers.begin(), writers.end(), has_leg) ||
       !std::all_of(norms.begin(), norms.end(), [](const NormReaders& norm) {
         return !norm.shift || all_readers_have_biases(norm);
       })) {
@@ -340,7 +334,7 @@ std::vector<Gauge> transformer_gauges(const Transformer& network, const Paramete
   std::vector<Gauge> result;
   const auto writers = stream_writers(network, params);
   for (const auto& writer : writers) {
-    if (!mean_is_free(network, writer) || !has_leg(writer)) continue;
+    if (!mean_is_free(network, writer)) continue;
     result.push_back(residual_mean_shift(writer.writer));
     result.back().legs.front().through.gain = writer.scale;
   }
