@@ -72,7 +72,7 @@ void Frame::lift_(const Chart& chart) {
       const auto& leg = gauge.legs[l];
       if (!chart.g[leg.tensor].defined()) continue;
       auto change = shift_of_leg(leg, chart.active[*k] ? gauge_states_[*k].held : chart.shift[*k]);
-      if (leg.gain) change = change / along_axis(lifted[*leg.gain], leg.map.axis());
+      if (leg.gain) change = change / along_axis(lifted[*leg.gain], leg.map.axis(), leg.map.dim());
       lifted[leg.tensor] = lifted[leg.tensor] + change;
     }
   }

@@ -87,7 +87,8 @@ at::Tensor Frame::in_units(const Tensors& x, size_t t) const {
     result = result * leg_factor(leg, gauge_states_[use.gauge].log_unit, -1, result.options());
   }
   if (tensor.through) {
-    result = result * along_axis(in_units(x, tensor.through->gain), tensor.through->axis);
+    result =
+        result * along_axis(in_units(x, tensor.through->gain), tensor.through->axis, result.dim());
   }
   return result;
 }
@@ -210,7 +211,10 @@ Chart Frame::open(const Component& component, const std::vector<bool>& has_gradi
   for (const size_t t : component.tensors) {
     const auto& through = plan_.tensors[t].through;
     // No gauge turns a gain, so that its coordinates are those it has in units.
-    if (through) chart.through[t] = along_axis(chart.x[through->gain].clone(), through->axis);
+    if (through) {
+      chart.through[t] =
+          along_axis(chart.x[through->gain].clone(), through->axis, chart.x[t].dim());
+    }
   }
   open_gradients_(chart, has_gradient, emptied, settings);
   for (const size_t k : component.gauges) {

@@ -53,7 +53,8 @@ at::Tensor shift_of_leg(const BoundLeg& leg, const at::Tensor& shift) {
   return leg.map.gather(shift, 0) * leg.exponent;
 }
 
-at::Tensor along_axis(const at::Tensor& vector, int64_t axis) {
+at::Tensor along_axis(const at::Tensor& vector, int64_t axis, int64_t dim) {
+  if (dim == 1) return vector;
   return axis == 0 ? vector.unsqueeze(1) : vector.unsqueeze(0);
 }
 
@@ -61,7 +62,8 @@ at::Tensor shift_of_weights(const GaugePlan& gauge, const std::vector<at::Tensor
   const auto& first = gauge.legs.front();
   if (!first.gain) return shift_part(gauge, weights);
   std::vector<at::Tensor> seen(weights.size());
-  seen[first.tensor] = weights[first.tensor] * along_axis(weights[*first.gain], first.map.axis());
+  seen[first.tensor] =
+      weights[first.tensor] * along_axis(weights[*first.gain], first.map.axis(), first.map.dim());
   return shift_part(gauge, seen);
 }
 
@@ -70,7 +72,7 @@ void add_shift_(const GaugePlan& gauge, const at::Tensor& shift, double sign,
   for (size_t l = 0; l < gauge.shift_legs(); ++l) {
     const auto& leg = gauge.legs[l];
     auto change = shift_of_leg(leg, shift);
-    if (leg.gain) change = change / along_axis(weights[*leg.gain], leg.map.axis());
+    if (leg.gain) change = change / along_axis(weights[*leg.gain], leg.map.axis(), leg.map.dim());
     weights[leg.tensor].add_(change, sign);
   }
 }

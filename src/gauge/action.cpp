@@ -42,7 +42,8 @@ at::Tensor along(const at::Tensor& vector, int64_t axis) {
 }
 
 at::Tensor gain_of(const Leg& leg, const Parameters& params) {
-  return along(value_of(params, leg.through.gain) + leg.through.gain_offset, leg.axis);
+  const auto gain = value_of(params, leg.through.gain) + leg.through.gain_offset;
+  return params[leg.tensor].tensor.dim() == 1 ? gain : along(gain, leg.axis);
 }
 
 /// An orthonormal basis of the vectors that are orthogonal to the ones (Helmert's).

@@ -63,8 +63,11 @@ void validate_reading(const Gauge& gauge, size_t k, const Parameters& params) {
   TORCH_CHECK(reading.shift.empty() || !reading.bias.empty(), leg_text(gauge, k),
               "reads the shift '", reading.shift,
               "', and has no bias that could make up for a change of it");
-  TORCH_CHECK(weight.dim() == 2, leg_text(gauge, k),
-              "must be a matrix to have a reading, has shape ", weight.sizes());
+  const bool gain_only = reading.shift.empty() && reading.bias.empty();
+  TORCH_CHECK(weight.dim() == 2 || (weight.dim() == 1 && gain_only), leg_text(gauge, k),
+              "must be a matrix to have a reading, or a vector that is seen through a gain alone; "
+              "has shape ",
+              weight.sizes());
   const auto check_vector = [&](const std::string& name, int64_t size, const char* role) {
     if (name.empty()) return;
     TORCH_CHECK(params.contains(name), leg_text(gauge, k), "no parameter is called '", name, "' (",
@@ -75,7 +78,7 @@ void validate_reading(const Gauge& gauge, size_t k, const Parameters& params) {
   };
   check_vector(reading.gain, weight.size(leg.axis), "gain");
   check_vector(reading.shift, weight.size(leg.axis), "shift");
-  check_vector(reading.bias, weight.size(1 - leg.axis), "bias");
+  if (!reading.bias.empty()) check_vector(reading.bias, weight.size(1 - leg.axis), "bias");
 }
 
 void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,

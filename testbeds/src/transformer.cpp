@@ -102,8 +102,7 @@ Parameters init(const Transformer& network, uint64_t seed, at::ScalarType dtype)
       add_gain(branch.name + ".key_norm", head_size);
     }
     add_linear(branch.writer(), network.d_model,
-               branch.feed_forward ? network.d_ff : network.d_model,
-               biases && network.writer_biases);
+               branch.feed_forward ? network.d_ff : network.d_model, biases);
     if (network.layer_scale) {
       weights.add(branch.name + "_scale.weight", {network.d_model}, network.gain_spread, 1);
     }

@@ -81,8 +81,6 @@ struct Transformer {
   bool causal = true;
   bool attention_biases = true;
   bool feed_forward_biases = true;
-  /// Whether, where there are biases, those of the layers that write to the residual stream are too.
-  bool writer_biases = true;
   bool final_norm = true;
   bool unembedding_bias = true;
   /// The embedding is also the unembedding: one parameter, "embedding.weight".

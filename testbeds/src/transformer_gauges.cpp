@@ -193,16 +193,16 @@ bool all_readers_have_biases(const NormReaders& norm) {
                      [](const NormReaders::Reader& reader) { return reader.bias.has_value(); });
 }
 
-/// What a norm's output may hand to its readers if nothing but they read it, and (`kernel`) what they
-/// do not read of it.
-void add_norm_gauges(const Transformer& network, const NormReaders& norm, bool kernel,
+/// The gauges of a norm that nothing but its readers reads. Where they are not free to move (an
+/// unembedding that is tied), what is left is the exchange of shift and biases.
+void add_norm_gauges(const Transformer& network, const NormReaders& norm, bool readers_move,
                      std::vector<Gauge>& gauges) {
   NormScale scale{
       .gain = norm.gain, .shift = norm.shift, .readers = {}, .gain_is_offset = norm.gain_is_offset};
   for (const auto& reader : norm.readers) scale.readers.push_back(reader.weight);
-  if (kernel) gauges.push_back(norm_scale(scale));
+  if (readers_move) gauges.push_back(norm_scale(scale));
   if (!has(network, GaugeSet::full) || network.norm != Norm::layer) return;
-  if (kernel) {
+  if (readers_move) {
     for (auto& gauge : norm_kernel_shifts(norm)) gauges.push_back(std::move(gauge));
   }
   if (norm.shift && all_readers_have_biases(norm)) gauges.push_back(norm_shift_exchange(norm));
@@ -264,17 +264,11 @@ bool mean_is_free(const Transformer& network, const StreamWriter& writer) {
          (writer.branch && network.norm_place == NormPlace::around);
 }
 
-/// Readings are of matrices: a bias that is multiplied by a layer's scale has no leg.
-bool has_leg(const StreamWriter& writer) {
-  return writer.scale.empty() || writer.writer.tensor.tensor.dim() == 2;
-}
-
 std::optional<Gauge> stream_rotation(const Transformer& network, const Parameters& params,
                                      const std::vector<StreamWriter>& writers) {
   auto norms = norms_with_readers(network, params);
   if (!has(network, GaugeSet::with_residual_rotation) || network.norm_place != NormPlace::before ||
       !network.final_norm || network.fixed_embedding || network.tied ||
-      !std::all_of(writers.begin(), writers.end(), has_leg) ||
       !std::all_of(norms.begin(), norms.end(), [](const NormReaders& norm) {
         return !norm.shift || all_readers_have_biases(norm);
       })) {
@@ -340,7 +334,7 @@ std::vector<Gauge> transformer_gauges(const Transformer& network, const Paramete
   std::vector<Gauge> result;
   const auto writers = stream_writers(network, params);
   for (const auto& writer : writers) {
-    if (!mean_is_free(network, writer) || !has_leg(writer)) continue;
+    if (!mean_is_free(network, writer)) continue;
     result.push_back(residual_mean_shift(writer.writer));
     result.back().legs.front().through.gain = writer.scale;
   }
@@ -354,8 +348,9 @@ std::vector<Gauge> transformer_gauges(const Transformer& network, const Paramete
     if (network.norm_place == NormPlace::after && !last) {
       add_inner_norm_gauges(network, norms[k], result);
     } else {
-      const bool read_by_embedding = network.tied && network.final_norm && last;
-      add_norm_gauges(network, norms[k], /*kernel=*/!read_by_embedding, result);
+      const bool after = network.norm_place == NormPlace::after;
+      const bool read_by_tied = network.tied && last && (network.final_norm || after);
+      add_norm_gauges(network, norms[k], /*readers_move=*/!read_by_tied, result);
     }
   }
   for (int64_t l = 0; l < network.layers; ++l) {

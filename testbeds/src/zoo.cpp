@@ -185,14 +185,13 @@ std::vector<TransformerEntry> with_layer_norms(const ZooShape& shape) {
        "What all tokens gain the positions may lose: the logits all gain the same then",
        tied,
        {untied(tied)}});
-  const auto scaled =
-      changed(without_biases(squared), [](Transformer& t) { t.layer_scale = true; });
+  const auto scaled = changed(squared, [](Transformer& t) { t.layer_scale = true; });
   const auto no_scale = [](Transformer& t) { t.layer_scale = false; };
-  result.push_back({"layer_scale",
-                    "LayerNorm without shift, squared ReLU, no biases; every branch is multiplied "
-                    "by a learned vector",
-                    scaled,
-                    {{changed(scaled, no_scale), "the layer's scale tells the channels apart"}}});
+  result.push_back(
+      {"layer_scale",
+       "LayerNorm, squared ReLU, biases everywhere; every branch is multiplied by a learned vector",
+       scaled,
+       {{changed(scaled, no_scale), "the layer's scale tells the channels apart"}}});
   const auto norms_after = [](Transformer& t) {
     t.norm_place = NormPlace::after;
     t.final_norm = false;

@@ -27,7 +27,7 @@ at::Tensor shift_of_leg(const BoundLeg& leg, const at::Tensor& shift);
 at::Tensor shift_of_weights(const GaugePlan& gauge, const std::vector<at::Tensor>& weights);
 void add_shift_(const GaugePlan& gauge, const at::Tensor& shift, double sign,
                 std::vector<at::Tensor>& weights);
-/// A vector, shaped to lie along one axis of a matrix.
-at::Tensor along_axis(const at::Tensor& vector, int64_t axis);
+/// A vector, shaped to lie along one axis of a matrix, or (`dim` = 1) of a vector.
+at::Tensor along_axis(const at::Tensor& vector, int64_t axis, int64_t dim = 2);
 
 }  // namespace ddc

@@ -145,7 +145,8 @@ enum class SecondMoment {
 /// The affine part of a norm, through which a weight reads the normalised vector n: with gain and
 /// shift of the norm and the bias beside the weight, W (gain * n + shift) + bias. A leg with a
 /// reading acts on W diag(gain) along its axis, and leaves W shift + bias unchanged. Empty names:
-/// there is none.
+/// there is none. With a gain alone it is also how a layer that is multiplied by a learned vector,
+/// gain * (W h + b), is seen: both W and the vector b, along their first axis.
 struct Reading {
   std::string gain = {};
   /// The gain is `tensor + gain_offset`.
