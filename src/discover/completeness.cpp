@@ -24,9 +24,11 @@ constexpr double most_bytes = 2e9;
 /// Orthonormal columns that span the rows.
 at::Tensor span_of(const at::Tensor& rows) {
   if (rows.size(0) == 0) return at::zeros({rows.size(1), 0}, at::kDouble);
-  const auto [u, sigma, v] = at::linalg_svd(rows, /*full_matrices=*/false);
+  // Far fewer rows than columns: the singular values are those of a small triangle.
+  const auto [q, r] = at::linalg_qr(rows.t(), "reduced");
+  const auto [u, sigma, v] = at::linalg_svd(r, /*full_matrices=*/false);
   const auto rank = (sigma > std::max(sigma[0].item<double>(), 1.0) * independent).sum();
-  return v.narrow(0, 0, rank.item<int64_t>()).t();
+  return q.matmul(u.narrow(1, 0, rank.item<int64_t>()));
 }
 
 at::Tensor unit_rows(const at::Tensor& rows) {
@@ -109,11 +111,14 @@ std::vector<Completeness::Share> by_tensor(const at::Tensor& shares, const Train
 
 /// Counts what the tangents explain and what is dead. Returns the span of tangents beside the dead axes.
 at::Tensor count_known_(const Tangents& tangents, const at::Tensor& alive, Completeness& result) {
-  result.explained = span_of(tangents.rows).size(1);
+  auto span = span_of(tangents.rows);
+  result.explained = span.size(1);
+  const int64_t dead = alive.eq(0).sum().item<int64_t>();
+  if (dead == 0) return span;
   // Dead parameters are axes. Their span with the tangents is that of the axes and of what the tangents
   // have beside them.
   auto beside = span_of(tangents.rows * alive);
-  result.dead = alive.eq(0).sum().item<int64_t>() + beside.size(1) - result.explained;
+  result.dead = dead + beside.size(1) - result.explained;
   return beside;
 }
 
