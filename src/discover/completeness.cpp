@@ -7,23 +7,28 @@
 
 #include "ddc/discover/structural_kernel.h"
 #include "ddc/gauge/action.h"
+#include "discover/kernel_probe.h"
 #include "discover/loss_jacobian.h"
 
 namespace ddc {
 namespace {
 
-/// How far a tangent of length one may stick out of the kernel. Half of what the kernel's cut leaves room
-/// for is far more than rounding, and far less than what a wrong exponent does.
+/// How far a tangent of length one may stick out of the kernel in float64: far more than rounding, and
+/// far less than what a wrong exponent does.
 constexpr double in_kernel = 1e-6;
 /// Singular values of stacked tangents (each of length one) below this are zero.
 constexpr double independent = 1e-8;
+/// Of tangents: what a machine of 16 GB can decompose.
+constexpr double most_bytes = 2e9;
 
 /// Orthonormal columns that span the rows.
 at::Tensor span_of(const at::Tensor& rows) {
   if (rows.size(0) == 0) return at::zeros({rows.size(1), 0}, at::kDouble);
-  const auto [u, sigma, v] = at::linalg_svd(rows, /*full_matrices=*/false);
+  // Far fewer rows than columns: the singular values are those of a small triangle.
+  const auto [q, r] = at::linalg_qr(rows.t(), "reduced");
+  const auto [u, sigma, v] = at::linalg_svd(r, /*full_matrices=*/false);
   const auto rank = (sigma > std::max(sigma[0].item<double>(), 1.0) * independent).sum();
-  return v.narrow(0, 0, rank.item<int64_t>()).t();
+  return q.matmul(u.narrow(1, 0, rank.item<int64_t>()));
 }
 
 at::Tensor unit_rows(const at::Tensor& rows) {
@@ -41,7 +46,6 @@ struct Tangents {
 Tangents tangents_of(const std::vector<Gauge>& gauges, const Parameters& params,
                      const Trainable& trainable) {
   std::vector<std::string> owners;
-  std::vector<at::Tensor> parts{at::zeros({0, 0}, at::kDouble)};
   std::vector<at::Tensor> moving{at::zeros({0, trainable.size()}, at::kDouble)};
   std::vector<at::Tensor> frozen;
   for (const auto& gauge : gauges) {
@@ -80,53 +84,108 @@ Tangents tangents_of(const std::vector<Gauge>& gauges, const Parameters& params,
   return result;
 }
 
-void check_in_kernel(const Tangents& tangents, const StructuralKernel& kernel) {
+/// `distances`: how far each tangent sticks out of the kernel.
+void check_in_kernel(const Tangents& tangents, const at::Tensor& distances, double tolerance) {
   if (tangents.gauge.empty()) return;
-  const auto outside = tangents.rows - tangents.rows.matmul(kernel.basis).matmul(kernel.basis.t());
-  const auto distances = outside.norm(2, {1});
   const auto worst = distances.argmax().item<int64_t>();
   const double distance = distances[worst].item<double>();
-  TORCH_CHECK(distance <= in_kernel, "completeness: gauge '", tangents.gauge[worst],
+  TORCH_CHECK(distance <= tolerance, "completeness: gauge '", tangents.gauge[worst],
               "' moves what the loss sees: a tangent of length 1 is ", distance,
-              " away from the directions that no batch notices (at most ", in_kernel,
+              " away from the directions that no batch notices (at most ", tolerance,
               "); gate(gauge, ...) tells more");
 }
 
-}  // namespace
+/// Sums of `shares`, one per entry, over tensors.
+std::vector<Completeness::Share> by_tensor(const at::Tensor& shares, const Trainable& trainable) {
+  std::vector<Completeness::Share> result;
+  int64_t column = 0;
+  for (const auto& [name, tensor] : trainable.table()) {
+    const double share = shares.narrow(0, column, tensor.numel()).sum().item<double>();
+    column += tensor.numel();
+    if (share > 1e-9) result.push_back({name, share});
+  }
+  std::stable_sort(result.begin(), result.end(),
+                   [](const auto& a, const auto& b) { return a.dimensions > b.dimensions; });
+  return result;
+}
 
-Completeness completeness(const std::vector<Gauge>& gauges, const Parameters& params,
-                          const Evaluate& evaluate, const CompletenessOptions& options) {
-  const Trainable trainable(params);
-  const auto tangents = tangents_of(gauges, params, trainable);
+/// Counts what the tangents explain and what is dead. Returns the span of tangents beside the dead axes.
+at::Tensor count_known_(const Tangents& tangents, const at::Tensor& alive, Completeness& result) {
+  auto span = span_of(tangents.rows);
+  result.explained = span.size(1);
+  const int64_t dead = alive.eq(0).sum().item<int64_t>();
+  if (dead == 0) return span;
+  // Dead parameters are axes. Their span with the tangents is that of the axes and of what the tangents
+  // have beside them.
+  auto beside = span_of(tangents.rows * alive);
+  result.dead = dead + beside.size(1) - result.explained;
+  return beside;
+}
+
+Completeness exact(const Tangents& tangents, const Parameters& params, const Trainable& trainable,
+                   const Evaluate& evaluate, const CompletenessOptions& options) {
   const auto kernel = structural_kernel(params, evaluate, {.seed = options.seed});
   const at::NoGradGuard no_grad;
-  check_in_kernel(tangents, kernel);
+  const auto outside = tangents.rows - tangents.rows.matmul(kernel.basis).matmul(kernel.basis.t());
+  // Noise turns the kernel by about the inverse of the gap.
+  check_in_kernel(tangents, outside.norm(2, {1}), std::max(in_kernel, 30 / kernel.gap));
 
   Completeness result;
   result.method = "exact";
   result.parameters = kernel.parameters;
   result.kernel = static_cast<double>(kernel.dimension);
   result.gap = kernel.gap;
-  result.explained = span_of(tangents.rows).size(1);
-  // Dead parameters are axes. Their span with the tangents is that of the axes and of what the tangents
-  // have beside them.
-  const auto dead = kernel.column_norms.eq(0);
-  const auto beside = span_of(tangents.rows * dead.logical_not());
-  result.dead = dead.sum().item<int64_t>() + beside.size(1) - result.explained;
+  const auto alive = kernel.column_norms.ne(0).to(at::kDouble);
+  const auto beside = count_known_(tangents, alive, result);
   result.unexplained = result.kernel - static_cast<double>(result.explained + result.dead);
-
-  auto rest = kernel.basis * dead.logical_not().unsqueeze(1);
+  auto rest = kernel.basis * alive.unsqueeze(1);
   rest = rest - beside.matmul(beside.t().matmul(rest));
-  const auto shares = rest.square().sum(1);
-  int64_t column = 0;
-  for (const auto& [name, tensor] : trainable.table()) {
-    const double share = shares.narrow(0, column, tensor.numel()).sum().item<double>();
-    column += tensor.numel();
-    if (share > 1e-9) result.per_tensor.push_back({name, share});
-  }
-  std::stable_sort(result.per_tensor.begin(), result.per_tensor.end(),
-                   [](const auto& a, const auto& b) { return a.dimensions > b.dimensions; });
+  result.per_tensor = by_tensor(rest.square().sum(1), trainable);
   return result;
+}
+
+Completeness estimate(const Tangents& tangents, const Trainable& trainable,
+                      const Evaluate& evaluate, const CompletenessOptions& options) {
+  KernelProbe probe(trainable, evaluate, options.seed);
+  const at::NoGradGuard no_grad;
+  // Rounding of a product with a row that is orthogonal in exact arithmetic.
+  check_in_kernel(tangents, probe.seen_of(tangents.rows), 1e4 * trainable.precision());
+
+  Completeness result;
+  result.method = "estimate";
+  result.parameters = trainable.size();
+  const auto known = count_known_(tangents, probe.scale().ne(0).to(at::kDouble), result);
+  // The dimension does not depend on the coordinates.
+  const auto orbits = span_of(unit_rows(known.t() * probe.scale()));
+  auto shares = at::zeros({trainable.size()}, at::kDouble);
+  for (int64_t i = 0; i < options.probes; ++i) {
+    shares += probe.unseen_part(orbits, options.iterations).square();
+  }
+  shares /= static_cast<double>(options.probes);
+  result.unexplained = shares.sum().item<double>();
+  result.kernel = result.unexplained + static_cast<double>(result.explained + result.dead);
+  result.per_tensor = by_tensor(shares, trainable);
+  return result;
+}
+
+}  // namespace
+
+Completeness completeness(const std::vector<Gauge>& gauges, const Parameters& params,
+                          const Evaluate& evaluate, const CompletenessOptions& options) {
+  TORCH_CHECK(options.probes > 0 && options.iterations > 0,
+              "completeness: probes and iterations must be positive, are ", options.probes, " and ",
+              options.iterations);
+  const Trainable trainable(params);
+  int64_t dimensions = 0;
+  for (const auto& gauge : gauges) dimensions += dimension(gauge, params);
+  const double bytes = 8 * static_cast<double>(dimensions) * static_cast<double>(trainable.size());
+  TORCH_CHECK(bytes <= most_bytes, "completeness: the tangents of ", dimensions, " dimensions at ",
+              trainable.size(), " parameters take ", bytes / 1e9, " GB, more than ",
+              most_bytes / 1e9, "; count a model of smaller width");
+  const auto tangents = tangents_of(gauges, params, trainable);
+  return trainable.size() <= options.exact_up_to
+             ? exact(tangents, params, trainable, evaluate, options)
+             : estimate(tangents, trainable, evaluate, options);
 }
 
 }  // namespace ddc

@@ -5,7 +5,6 @@
 #include <torch/optim/adamw.h>
 
 #include <cmath>
-#include <limits>
 
 #include "ddc/linalg/rotation.h"
 #include "ddc/optim/ddc_adam.h"
@@ -185,11 +184,8 @@ std::vector<Engagement> engagement(const std::vector<Gauge>& gauges, const Param
   DDCAdam lifted(aliases, gauges, DDCAdamOptions(options.lr).weight_decay(options.weight_decay));
   const auto by_lifted = train(lifted, lifted.frame());
 
-  double precision = std::numeric_limits<double>::epsilon();
-  for (const auto& [name, tensor] : trainable.table()) {
-    if (tensor.scalar_type() != at::kDouble) precision = std::numeric_limits<float>::epsilon();
-  }
-  const double rounding = std::sqrt(precision) * options.lr * static_cast<double>(options.steps);
+  const double rounding =
+      std::sqrt(trainable.precision()) * options.lr * static_cast<double>(options.steps);
   for (size_t k = 0; k < gauges.size(); ++k) {
     result[k].plain = by_plain[k].root_mean_square();
     result[k].lifted = by_lifted[k].root_mean_square();

@@ -26,6 +26,27 @@ bool sums_to_zero(const at::Tensor& gradient) {
 
 }  // namespace
 
+Visible::Visible(const at::Tensor& loss_by_outputs)
+    : mask(loss_by_outputs.ne(0).to(loss_by_outputs.scalar_type())),
+      sums_to_zero(ddc::sums_to_zero(loss_by_outputs)) {}
+
+at::Tensor Visible::project(const at::Tensor& outputs) const {
+  const auto seen = outputs * mask;
+  if (!sums_to_zero) return seen;
+  return (seen - seen.sum(-1, true) / mask.sum(-1, true).clamp_min(1)) * mask;
+}
+
+at::Tensor loss_by_outputs(const Evaluation& evaluation, uint64_t batch) {
+  const auto& [loss, outputs] = evaluation;
+  TORCH_CHECK(loss.defined() && loss.numel() == 1, "the loss of batch ", batch,
+              " must be a scalar, has shape ", loss.defined() ? loss.sizes() : at::IntArrayRef());
+  TORCH_CHECK(loss.requires_grad(), "the loss of batch ", batch,
+              " does not depend on any parameter that requires gradients");
+  if (!outputs.defined() || !outputs.requires_grad()) return {};
+  return torch::autograd::grad({loss}, {outputs}, {}, /*retain_graph=*/true,
+                               /*create_graph=*/false, /*allow_unused=*/true)[0];
+}
+
 Trainable::Trainable(const Parameters& params) {
   for (const auto& [name, tensor] : params) {
     if (!tensor.requires_grad()) continue;
@@ -53,6 +74,12 @@ Trainable::Trainable(const Parameters& params) {
     for (const auto& alias : aliases_[k]) known = known || alias.is_same(tensor);
     if (!known) aliases_[k].push_back(tensor);
   }
+}
+
+double Trainable::precision() const {
+  double result = std::numeric_limits<double>::epsilon();
+  for (const auto& entry : table_) result = std::max(result, epsilon(entry.tensor));
+  return result;
 }
 
 std::optional<int64_t> Trainable::column(const std::string& name) const {
@@ -101,40 +128,36 @@ at::Tensor Trainable::derivative(const at::Tensor& outputs, const at::Tensor& co
   return at::cat(parts);
 }
 
+void Trainable::set_tangent(const at::Tensor& direction, uint64_t level) const {
+  int64_t column = 0;
+  for (const auto& each : aliases_) {
+    const int64_t size = each.front().numel();
+    const auto part = direction.narrow(0, column, size).view(each.front().sizes());
+    column += size;
+    for (const auto& alias : each) {
+      alias._set_fw_grad(part.to(alias.options()).clone(), level, /*is_inplace_op=*/false);
+    }
+  }
+}
+
 LossJacobian::LossJacobian(const Parameters& params, Evaluate evaluate, uint64_t seed)
     : trainable_(params),
       evaluate_(std::move(evaluate)),
       generator_(at::make_generator<at::CPUGeneratorImpl>(seed)) {}
-
-at::Tensor LossJacobian::cotangent(const at::Tensor& seen) {
-  const auto mask = seen.ne(0).to(at::kDouble);
-  auto drawn = at::randn(seen.sizes(), generator_, at::kDouble).to(seen.device()) * mask;
-  if (sums_to_zero(seen)) {
-    const auto mean = drawn.sum(-1, true) / mask.sum(-1, true).clamp_min(1);
-    drawn = (drawn - mean) * mask;
-  }
-  return drawn.to(seen.scalar_type());
-}
 
 at::Tensor LossJacobian::rows(uint64_t batch, int64_t count) {
   const at::AutoGradMode enable_grad(true);
   const auto evaluation = evaluate_(batch);
   const auto& loss = evaluation.loss;
   const auto& outputs = evaluation.outputs;
-  TORCH_CHECK(loss.defined() && loss.numel() == 1, "the loss of batch ", batch,
-              " must be a scalar, has shape ", loss.defined() ? loss.sizes() : at::IntArrayRef());
-  TORCH_CHECK(loss.requires_grad(), "the loss of batch ", batch,
-              " does not depend on any parameter that requires gradients");
-  at::Tensor seen;
-  if (outputs.defined() && outputs.requires_grad()) {
-    seen = torch::autograd::grad({loss}, {outputs}, {}, /*retain_graph=*/true,
-                                 /*create_graph=*/false, /*allow_unused=*/true)[0];
-  }
+  const auto seen = loss_by_outputs(evaluation, batch);
   if (!seen.defined()) return trainable_.derivative(loss, {}, batch).unsqueeze(0);
 
   std::vector<at::Tensor> rows;
+  const Visible visible(seen);
   for (int64_t i = 0; i < count; ++i) {
-    rows.push_back(trainable_.derivative(outputs, cotangent(seen), batch));
+    const auto drawn = at::randn(seen.sizes(), generator_, at::kDouble).to(seen.options());
+    rows.push_back(trainable_.derivative(outputs, visible.project(drawn), batch));
   }
   if (beside_outputs_.value_or(true)) {
     const auto all = trainable_.derivative(loss, {}, batch);

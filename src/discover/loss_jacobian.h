@@ -22,6 +22,8 @@ class Trainable {
 
   const Parameters& table() const { return table_; }
   int64_t size() const { return size_; }
+  /// Relative rounding of the least precise of them.
+  double precision() const;
   /// Where the entries of the tensor with this name begin; nothing if it does not require gradients.
   std::optional<int64_t> column(const std::string& name) const;
 
@@ -33,6 +35,8 @@ class Trainable {
   /// The same as one vector, in float64.
   at::Tensor derivative(const at::Tensor& outputs, const at::Tensor& cotangent,
                         uint64_t batch) const;
+  /// Gives the tensors the entries of `direction` as derivatives, for forward differentiation.
+  void set_tangent(const at::Tensor& direction, uint64_t level) const;
 
  private:
   Parameters table_;
@@ -41,6 +45,21 @@ class Trainable {
   std::vector<std::vector<at::Tensor>> aliases_;
   int64_t size_ = 0;
 };
+
+/// What a loss sees of the outputs of one batch.
+struct Visible {
+  /// One where dL/doutputs is not exactly zero.
+  at::Tensor mask;
+  /// dL/doutputs sums to zero over the last axis: a constant added to a row is not seen.
+  bool sums_to_zero = false;
+
+  explicit Visible(const at::Tensor& loss_by_outputs);
+  /// The orthogonal projection on what is seen.
+  at::Tensor project(const at::Tensor& outputs) const;
+};
+
+/// dL/doutputs; undefined if the outputs are, or if the loss is not computed from them.
+at::Tensor loss_by_outputs(const Evaluation& evaluation, uint64_t batch);
 
 /// The derivative of what a loss sees of a model; see structural_kernel.h.
 class LossJacobian {
@@ -52,8 +71,6 @@ class LossJacobian {
   at::Tensor rows(uint64_t batch, int64_t count);
 
  private:
-  at::Tensor cotangent(const at::Tensor& seen);
-
   Trainable trainable_;
   Evaluate evaluate_;
   at::Generator generator_;

@@ -300,6 +300,73 @@ TEST(Completeness, ALossWithoutParametersIsAnError) {
       {"batch 0", "does not depend on any parameter"});
 }
 
+/// A bound of a few dimensions where nothing is missing, and of as many more where something is.
+TEST(Completeness, TheEstimateIsAnUpperBoundThatIterationsLower) {
+  const auto bed = testbeds::rms_norm_block({.vocabulary = 32,
+                                             .d_model = 8,
+                                             .heads = 2,
+                                             .kv_heads = 1,
+                                             .d_ff = 6,
+                                             .batch_size = 16,
+                                             .gauges = GaugeSet::with_residual_rotation});
+  const auto params = bed.init(1, at::kDouble);
+  const auto gauges = bed.gauges(params);
+  const auto evaluate = cross_entropy_of(bed, params);
+  const auto exact = completeness(gauges, params, evaluate);
+  ASSERT_EQ(exact.unexplained, 0) << described(exact);
+  const auto bound = [&](const std::vector<Gauge>& bound_gauges, int64_t iterations) {
+    return completeness(bound_gauges, params, evaluate,
+                        {.exact_up_to = 0, .probes = 2, .iterations = iterations});
+  };
+  const auto early = bound(gauges, 30);
+  const auto late = bound(gauges, 200);
+  std::cout << "30 iterations " << early.unexplained << ", 200 " << late.unexplained << " of "
+            << late.parameters << "\n";
+  EXPECT_EQ(late.method, "estimate");
+  EXPECT_EQ(late.parameters, exact.parameters);
+  EXPECT_EQ(late.explained, exact.explained);
+  EXPECT_EQ(late.dead, 0);
+  EXPECT_LT(late.unexplained, 0.5 * early.unexplained);
+  EXPECT_LT(late.unexplained, 0.01 * static_cast<double>(late.parameters));
+  EXPECT_NEAR(late.kernel, static_cast<double>(late.explained) + late.unexplained, 1e-9);
+  EXPECT_NEAR(sum_of_shares(late), late.unexplained, 1e-6);
+
+  // Twenty-eight dimensions are missing, which two random vectors see as 28 +- 5.
+  const auto missing = bound(without(gauges, "residual:rotation"), 200);
+  EXPECT_EQ(missing.explained, exact.explained - 28) << described(missing);
+  EXPECT_GT(missing.unexplained, late.unexplained + 28 - 15) << described(missing);
+}
+
+TEST(Completeness, TheEstimateNamesAWrongGaugeAndNeedsOutputs) {
+  const auto bed = testbeds::relu_chain({.depth = 3, .d_in = 4, .d_hidden = 6, .d_out = 3});
+  const auto params = bed.init(1, at::kDouble);
+  auto gauges = bed.gauges(params);
+  const auto evaluate = squared_error_of(bed, params);
+  const CompletenessOptions options{.exact_up_to = 0, .probes = 1, .iterations = 50};
+  EXPECT_EQ(completeness(gauges, params, evaluate, options).explained, 12);
+  expect_error(
+      [&] {
+        completeness(
+            gauges, params, [&](uint64_t batch) { return Evaluation(evaluate(batch).loss); },
+            options);
+      },
+      {"exact_up_to", "93", "outputs"});
+  gauges[1] = testbeds::with_exponent(gauges[1], gauges[1].legs.size() - 1, -2);
+  expect_error([&] { completeness(gauges, params, evaluate, options); },
+               {gauges[1].name, "moves what the loss sees"});
+}
+
+/// In float32 the scale of the residual stream, seen through an eps of 1e-5 alone, is not seen.
+TEST(Completeness, OfAFloatModelIsExactUpToItsPrecision) {
+  for (const double eps : {0.1, 1e-5}) {
+    const auto bed = small_rms_norm(eps);
+    const auto params = bed.init(1, at::kFloat);
+    const auto found = completeness(bed.gauges(params), params, cross_entropy_of(bed, params));
+    EXPECT_GT(found.gap, clear_gap) << described(found);
+    EXPECT_EQ(found.unexplained, eps < 1e-3 ? 1 : 0) << described(found);
+  }
+}
+
 TEST(Completeness, OfNothingIsEmpty) {
   const auto found =
       completeness({}, Parameters(), [](uint64_t) { return Evaluation(at::zeros({})); });
