@@ -7,6 +7,7 @@
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"
 #include "ddc/testbeds/modular_addition.h"
+#include "ddc/testbeds/zoo.h"
 
 namespace ddc::cli {
 namespace {
@@ -45,6 +46,11 @@ std::vector<Model> make_models() {
              {.modulus = 59, .batch_size = 256, .d_model = 32, .d_ff = 64});
        }},
   };
+  for (const auto& entry : testbeds::zoo()) {
+    all.push_back({entry.name, entry.description, [name = entry.name] {
+                     return testbeds::zoo_entry(name).testbed;
+                   }});
+  }
   return all;
 }
 
