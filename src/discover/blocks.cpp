@@ -199,8 +199,10 @@ void Search::find_plane_gauges() {
                       }),
         "qk_torus");
     if (view.rotary < view.size) {
-      for (const auto& piece : match.matches.front()) {
-        if (auto null = null_pass_through(*this, match, piece.slot)) candidates.push_back(*null);
+      std::set<size_t> slots;
+      for (const auto& piece : match.matches.front()) slots.insert(piece.slot);
+      for (const size_t k : slots) {
+        if (auto null = null_pass_through(*this, match, k)) candidates.push_back(*null);
       }
       const int64_t rest = view.size - view.rotary;
       add(with_channels(*this, match, Action::linear, rest, rest,

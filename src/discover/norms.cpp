@@ -225,7 +225,7 @@ void Search::find_gain_gauges() {
   std::vector<std::pair<size_t, size_t>> of;
   for (size_t g = 0; g < gains.size(); ++g) {
     for (size_t r = 0; r < gains[g].readers.size(); ++r) {
-      if (probe.params()[gains[g].readers[r].weight].tensor.dim() != 2) continue;
+      if (probe.params()[gains[g].readers[r].weight].tensor.dim() > 2) continue;
       without_bias.push_back(kernel_shift(*this, gains[g], {gains[g].readers[r].weight,
                                                             gains[g].readers[r].axis, {}}));
       of.emplace_back(g, r);

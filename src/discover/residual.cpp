@@ -28,7 +28,7 @@ std::vector<Gauge> legs_of_stream(const Search& search, int64_t size) {
   for (const auto& gain : search.gains) {
     if (params[gain.gain].tensor.size(0) != size || gain.seen_by_others) continue;
     for (const auto& reader : gain.readers) {
-      if (params[reader.weight].tensor.dim() != 2) continue;
+      if (params[reader.weight].tensor.dim() > 2) continue;
       Reading reading{.gain = gain.gain, .gain_offset = gain.offset};
       if (!gain.shift.empty() && !reader.bias.empty()) {
         reading.shift = gain.shift;

@@ -261,22 +261,28 @@ void Search::find_heads() {
     if (found) head_sizes.push_back(view.size);
     return found;
   };
-  // Sums over the two coordinates of a plane also vanish where each of them does: planes are looked
-  // for in what is left.
-  std::set<int64_t> tried;
-  for (const int64_t n : sizes) {
-    if (n > 1 && tried.insert(n).second) try_view({.size = n});
-  }
-  tried.clear();
-  sizes.insert(sizes.begin(), head_sizes.begin(), head_sizes.end());
-  for (const int64_t n : sizes) {
-    if (n < 2 || !tried.insert(n).second) continue;
+  const auto try_planes = [&](int64_t n) {
     // Interleaved planes are the same whatever their number; the fewer, the more coordinates are known
     // to pass through.
     for (int64_t rotary = 2; rotary <= n; rotary += 2) {
       const bool half = rotary > 2 && try_view({n, Pairing::half_split, rotary});
-      if (try_view({n, Pairing::interleaved, rotary}) || half) break;
+      if (try_view({n, Pairing::interleaved, rotary}) || half) return;
     }
+  };
+  // Sums over the two coordinates of a plane also vanish where each of them does, and where heads are
+  // taken together. So planes are looked for in what is left of heads whose size is known; and of those
+  // whose size is not known once all sizes have been tried.
+  std::set<int64_t> tried;
+  std::set<int64_t> planes_tried;
+  for (const int64_t n : sizes) {
+    if (n < 2 || !tried.insert(n).second) continue;
+    try_view({.size = n});
+    if (std::find(head_sizes.begin(), head_sizes.end(), n) == head_sizes.end()) continue;
+    planes_tried.insert(n);
+    try_planes(n);
+  }
+  for (const int64_t n : sizes) {
+    if (n > 1 && planes_tried.insert(n).second) try_planes(n);
   }
 }
 
