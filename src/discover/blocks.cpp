@@ -28,31 +28,6 @@ bool can_mix(const Search& search, const ScaleMatch& match) {
   return plus && minus && match.view.size > 1;
 }
 
-/// The same legs with other channels: those of index i of a match become channel(i), -1 for none.
-Gauge with_channels(const Search& search, const ScaleMatch& match, Action action, int64_t block,
-                    int64_t per_match, const std::function<int64_t(int64_t)>& channel) {
-  ScaleMatch plain = match;
-  plain.view = {.size = match.view.size};
-  Gauge gauge = scale_gauge(search, plain);
-  const int64_t size = match.view.size;
-  for (auto& leg : gauge.legs) {
-    if (leg.channel_of.empty()) {
-      leg.channel_of.resize(gauge.channels);
-      std::iota(leg.channel_of.begin(), leg.channel_of.end(), 0);
-    }
-    for (auto& c : leg.channel_of) {
-      if (c < 0) continue;
-      const int64_t within = channel(c % size);
-      c = within < 0 ? -1 : c / size * per_match + within;
-    }
-    if (action == Action::rotation) leg.exponent = 1;
-  }
-  gauge.action = action;
-  gauge.block = block;
-  gauge.channels = per_match * static_cast<int64_t>(match.matches.size());
-  return gauge;
-}
-
 /// Which coordinates of a match mix with which, if those with the first one are typical.
 struct Mixing {
   int64_t block = 1;
@@ -81,6 +56,30 @@ Mixing mixing_of(const at::Tensor& row, double size, double zero) {
 }
 
 }  // namespace
+
+Gauge with_channels(const Search& search, const ScaleMatch& match, Action action, int64_t block,
+                    int64_t per_match, const std::function<int64_t(int64_t)>& channel) {
+  ScaleMatch plain = match;
+  plain.view = {.size = match.view.size};
+  Gauge gauge = scale_gauge(search, plain);
+  const int64_t size = match.view.size;
+  for (auto& leg : gauge.legs) {
+    if (leg.channel_of.empty()) {
+      leg.channel_of.resize(gauge.channels);
+      std::iota(leg.channel_of.begin(), leg.channel_of.end(), 0);
+    }
+    for (auto& c : leg.channel_of) {
+      if (c < 0) continue;
+      const int64_t within = channel(c % size);
+      c = within < 0 ? -1 : c / size * per_match + within;
+    }
+    if (action == Action::rotation) leg.exponent = 1;
+  }
+  gauge.action = action;
+  gauge.block = block;
+  gauge.channels = per_match * static_cast<int64_t>(match.matches.size());
+  return gauge;
+}
 
 void Search::find_blocks() {
   std::vector<size_t> which;
@@ -178,7 +177,9 @@ void Search::find_plane_gauges() {
     const auto& first = tensor_of(match.matches.front().front().slot).name;
     const auto add = [&](Gauge gauge, const char* suffix) {
       gauge.name = first + ":" + suffix;
-      for (auto& leg : gauge.legs) leg.head_size = view.size;
+      if (can_mix(*this, match)) {
+        for (auto& leg : gauge.legs) leg.head_size = view.size;
+      }
       candidates.push_back(std::move(gauge));
     };
     add(with_channels(*this, match, Action::scale, 1, view.planes(),
@@ -228,12 +229,21 @@ struct Pieces {
   std::vector<Gauge> gauges;  ///< one leg each
 };
 
+/// Whether the sums over pieces vanish, more or less: a norm has forgotten the scale of each, but for
+/// its eps.
+bool forgets_scale(const Search& search, size_t slot, int64_t size) {
+  const auto charge = search.probe.scale_charge(slot);
+  const auto pieces = charge.view({charge.size(0), -1, size});
+  return (pieces.sum(2).norm() < 0.5 * pieces.norm()).item<bool>();
+}
+
 Pieces free_pieces(const Search& search, int64_t size) {
   Pieces pieces;
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& slot = search.slot(k);
     if (slot.size % size != 0 || search.is_vector(k) || search.is_null(slot.tensor)) continue;
     if (!search.is_free(k, 0, slot.size)) continue;
+    if (search.probe.is_large() && !forgets_scale(search, k, size)) continue;
     Gauge gauge;
     gauge.name = "pieces";
     gauge.action = Action::rotation;
@@ -323,6 +333,28 @@ bool find_rotations_at(Search& search, const Pieces& pieces,
 }
 
 }  // namespace
+
+void Search::add_null_biases() {
+  // A key's bias is null by itself, so charges do not say that it turns with its weight. But a gauge
+  // that acts through the norm before it moves it by what the weight reads, and together they are a
+  // group only if it does.
+  for (auto& gauge : gauges) {
+    if (!gauge.mixes() || gauge.kind == "residual rotation") continue;
+    std::vector<Leg> biases;
+    for (const auto& leg : gauge.legs) {
+      for (const auto& gain : gains) {
+        for (const auto& reader : gain.readers) {
+          if (reader.weight != leg.tensor || reader.axis == leg.axis || reader.bias.empty()) continue;
+          if (!is_null(slot(slot_of(reader.bias, 0)).tensor)) continue;
+          biases.push_back(leg);
+          biases.back().tensor = reader.bias;
+          biases.back().axis = 0;
+        }
+      }
+    }
+    gauge.legs.insert(gauge.legs.end(), biases.begin(), biases.end());
+  }
+}
 
 void Search::find_rotations() {
   std::set<int64_t> tried;

@@ -8,7 +8,11 @@
 #include <set>
 #include <sstream>
 
+#include "ddc/discover/completeness.h"
+#include "ddc/discover/engagement.h"
 #include "ddc/discover/gate.h"
+#include "ddc/discover/reasons.h"
+#include "ddc/frame/plan.h"
 #include "labels.h"
 #include "search.h"
 
@@ -71,6 +75,195 @@ void check_loss(const Parameters& params, const Evaluate& evaluate) {
               "(model.eval() switches it off.)");
 }
 
+/// With more gauges than this, those of one kind are tried together.
+constexpr size_t many = 60;
+
+Finding finding(const Gauge& gauge, const Parameters& params, const Verdict& verdict) {
+  return {.gauge = gauge,
+          .group = group_name(gauge, params),
+          .dimension = dimension(gauge, params),
+          .residual = verdict.residual,
+          .tolerance = verdict.tolerance};
+}
+
+Refusal refusal(const Gauge& gauge, double residual, std::string reason) {
+  Refusal result{gauge.name, gauge.kind, {}, residual, std::move(reason)};
+  for (const auto& leg : gauge.legs) {
+    if (std::find(result.tensors.begin(), result.tensors.end(), leg.tensor) ==
+        result.tensors.end()) {
+      result.tensors.push_back(leg.tensor);
+    }
+  }
+  return result;
+}
+
+/// Decides what belongs to the group. Works at the generic point.
+class Judge {
+ public:
+  Judge(const Search& search, const Parameters& params, const Evaluate& evaluate,
+        SymmetryGroup& group)
+      : search_(search), params_(params), evaluate_(evaluate), group_(group) {}
+
+  /// Tries gauges, alone or with those of their kind.
+  void try_all(std::vector<Gauge> gauges) {
+    if (gauges.size() <= many) {
+      for (auto& gauge : gauges) try_one(gauge);
+      return;
+    }
+    std::vector<std::vector<Gauge>> kinds;
+    for (auto& gauge : gauges) {
+      const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) {
+        return kind.front().kind == gauge.kind && kind.front().action == gauge.action;
+      });
+      found == kinds.end() ? kinds.push_back({std::move(gauge)}) : found->push_back(std::move(gauge));
+    }
+    bool together = false;
+    for (auto& kind : kinds) together = try_kind(kind) || together;
+    if (together) {
+      group_.notes.push_back("gauges of one kind were tried together: their residual is that of all");
+    }
+  }
+
+  void refuse_expected(int64_t classes) {
+    for (const auto& gauge : search_.expected(classes)) {
+      const auto known = [&](const auto& entry) { return entry.name == gauge.name; };
+      if (std::any_of(group_.refusals.begin(), group_.refusals.end(), known)) continue;
+      const auto verdict = gate(gauge, params_, evaluate_, quick_);
+      if (verdict.passed) continue;
+      auto reason = reason_of_failure(gauge, params_, evaluate_);
+      // Of what has as many rows as there are classes, only what makes logits is expected to have
+      // their shift, and only before a softmax.
+      const auto begins = [&](const char* words) { return reason.rfind(words, 0) == 0; };
+      if (gauge.kind.rfind("CE", 0) == 0 && !begins("tied") && !begins("soft cap") &&
+          !begins("z-loss")) {
+        continue;
+      }
+      group_.refusals.push_back(refusal(gauge, verdict.residual, std::move(reason)));
+    }
+  }
+
+  /// All gauges at once; and what optimizers cannot bind together is left out.
+  void try_together() {
+    const auto fits = [&](const std::vector<Gauge>& gauges, std::string& why) {
+      std::vector<GroupedParameter> table;
+      for (const auto& parameter : params_) table.push_back({parameter, 0});
+      try {
+        compile(table, gauges);
+        return true;
+      } catch (const c10::Error& error) {
+        why = error.what_without_backtrace();
+        return false;
+      }
+    };
+    std::string why;
+    if (!fits(group_.gauges(), why)) {
+      std::vector<Finding> kept;
+      std::vector<Gauge> gauges;
+      for (auto& found : group_.findings) {
+        gauges.push_back(found.gauge);
+        if (fits(gauges, why)) {
+          kept.push_back(std::move(found));
+          continue;
+        }
+        gauges.pop_back();
+        group_.refusals.push_back(
+            refusal(found.gauge, found.residual, "a symmetry, but not bound: " + why));
+      }
+      group_.findings = std::move(kept);
+    }
+    if (group_.findings.empty()) return;
+    const auto verdict = gate(group_.gauges(), params_, evaluate_);
+    group_.joint_residual = verdict.residual;
+    group_.joint_tolerance = verdict.tolerance;
+    TORCH_CHECK(verdict.passed, "discover: each of ", group_.findings.size(),
+                " gauges passes the gate, but not all of them together: the ", verdict.worst,
+                " changes by ", verdict.residual, ", ", verdict.tolerance,
+                " would be rounding. Please report this model");
+  }
+
+ private:
+  void try_one(Gauge& gauge, bool alone = true) {
+    const auto verdict = gate(gauge, params_, evaluate_, alone ? GateOptions{} : quick_);
+    if (gauge.kind == "shift") label_shift_(search_, gauge, verdict.shifts_logits);
+    if (verdict.passed) {
+      group_.findings.push_back(finding(gauge, params_, verdict));
+    } else {
+      group_.refusals.push_back(
+          refusal(gauge, verdict.residual, reason_of_failure(gauge, params_, evaluate_)));
+    }
+  }
+
+  /// True if the gauges were tried together.
+  bool try_kind(std::vector<Gauge>& kind) {
+    // What a shift moves is known only if it is tried alone.
+    const bool shifts = kind.front().kind == "shift" && params_.size() < 4 * many;
+    std::set<std::string> tensors;
+    size_t legs = 0;
+    for (const auto& gauge : kind) {
+      for (const auto& leg : gauge.legs) tensors.insert(leg.tensor);
+      legs += gauge.legs.size();
+    }
+    auto options = quick_;
+    options.shrink = tensors.size() == legs;
+    const auto verdict = kind.size() == 1 || shifts ? Verdict{} : gate(kind, params_, evaluate_, options);
+    if (!verdict.passed) {
+      for (auto& gauge : kind) try_one(gauge, /*alone=*/false);
+      return false;
+    }
+    for (auto& gauge : kind) {
+      if (gauge.kind == "shift") label_shift_(search_, gauge, false);
+      group_.findings.push_back(finding(gauge, params_, verdict));
+    }
+    return true;
+  }
+
+  const Search& search_;
+  const Parameters& params_;
+  const Evaluate& evaluate_;
+  SymmetryGroup& group_;
+  GateOptions quick_{.batches = 1};
+};
+
+/// The length of the outputs' last axis; 0 if it is not known.
+int64_t classes_of(const Evaluate& evaluate) {
+  const at::NoGradGuard no_grad;
+  const auto outputs = evaluate(0).outputs;
+  return outputs.defined() && outputs.dim() > 0 ? outputs.size(-1) : 0;
+}
+
+/// Finds gauges and decides which of them are. The parameters are moved meanwhile.
+void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOptions& options,
+          const std::function<void(const char*)>& report, SymmetryGroup& group) {
+  report("charges");
+  Probe probe(params, evaluate, options.seed + 1);
+  Search search(probe, options.hints);
+  search.find_scales();
+  search.find_gains();
+  search.find_gain_gauges();
+  // Before heads are looked for: what turns with the residual stream has none.
+  search.find_residual_rotation();
+  report("heads");
+  search.find_blocks();
+  search.find_heads();
+  search.find_blocks();
+  search.find_plane_gauges();
+  search.find_rotations();
+  search.add_null_biases();
+  report("shifts");
+  search.find_shifts();
+  search.find_exchanges();
+  for (auto& gauge : search.gauges) label_(search, gauge);
+
+  report("gate");
+  probe.move_to(0);
+  Judge judge(search, params, evaluate, group);
+  judge.try_all(search.gauges);
+  report("refusals");
+  judge.refuse_expected(classes_of(evaluate));
+  report("all together");
+  judge.try_together();
+}
+
 }  // namespace
 
 SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
@@ -82,41 +275,16 @@ SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
   group.parameters = fingerprint(params);
   const auto moving = trainable(params, group.notes);
   check_loss(moving, evaluate);
-
-  report("charges");
-  Probe probe(moving, evaluate, options.seed + 1);
-  Search search(probe, options.hints);
-  search.find_scales();
-  report("blocks");
-  search.find_blocks();
-  search.find_heads();
-  search.find_blocks();
-  search.find_plane_gauges();
-  search.find_rotations();
-  report("shifts");
-  search.find_shifts();
-  search.find_gains();
-  search.find_gain_gauges();
-  search.find_exchanges();
-  search.find_residual_rotation();
-
-  report("gate");
-  probe.move_to(0);
-  for (auto& gauge : search.gauges) {
-    label_(search, gauge);
-    const auto verdict = gate(gauge, moving, evaluate);
-    if (gauge.kind == "shift") label_shift_(search, gauge, verdict.shifts_logits);
-    if (verdict.passed) {
-      group.findings.push_back({.gauge = gauge,
-                                .group = group_name(gauge, moving),
-                                .dimension = dimension(gauge, moving),
-                                .residual = verdict.residual,
-                                .tolerance = verdict.tolerance});
-    } else {
-      Refusal refusal{gauge.name, gauge.kind, {}, verdict.residual, {}};
-      for (const auto& leg : gauge.legs) refusal.tensors.push_back(leg.tensor);
-      group.refusals.push_back(std::move(refusal));
-    }
+  find(moving, evaluate, options, report, group);
+  if (options.engagement_steps > 0 && !group.findings.empty()) {
+    report("engagement");
+    const auto moved = engagement(group.gauges(), moving, evaluate, {.steps = options.engagement_steps});
+    for (size_t k = 0; k < moved.size(); ++k) group.findings[k].engagement = moved[k];
+  }
+  if (options.completeness) {
+    report("completeness");
+    group.completeness = completeness(group.gauges(), moving, evaluate,
+                                      {.seed = options.seed, .exact_up_to = options.exact_up_to});
   }
   return group;
 }

@@ -110,7 +110,7 @@ void find_single_exchanges(Search& search) {
   });
   for (const auto& [key, measured] : tried) {
     const auto [v, k, b] = key;
-    if (measured.first > probe.zero() * measured.second) continue;
+    if (measured.first > 10 * probe.zero() * measured.second) continue;
     const auto& source = probe.parameter(v);
     if (!sources.insert(source.name).second) continue;
     auto gauge = exchange({.tensor = source.name},

@@ -133,8 +133,7 @@ GroupElement reflected(const Gauge& gauge, const GroupElement& element,
 }
 
 /// What is tried: elements of every size, the last of them with reflections where the group has them;
-/// with a scale, which a norm's eps may hide, the last one shrunk and grown on top. Several gauges at
-/// once are not, each has been alone: their factors would multiply, and drown in rounding.
+/// with a scale, which a norm's eps may hide, the last one shrunk and grown on top.
 std::vector<Element> elements(const std::vector<Gauge>& gauges, const Parameters& params,
                               const GateOptions& options, const at::Generator& generator) {
   std::vector<Element> result;
@@ -147,15 +146,21 @@ std::vector<Element> elements(const std::vector<Gauge>& gauges, const Parameters
     if (gauges[k].block > 2) last[k] = reflected(gauges[k], last[k], generator);
     for (auto& element : result) element[k] = orthogonal(element[k]);
   }
-  if (gauges.size() != 1) return result;
-  const auto action = gauges.front().action;
-  if (action == Action::scale) {
-    result.push_back({last[0] + kShrink});
-    result[result.size() - 2][0] -= kShrink;
-  } else if (action == Action::linear) {
-    result.push_back({last[0] * std::exp(kShrink)});
-    result[result.size() - 2][0] *= std::exp(-kShrink);
+  const bool scales = std::any_of(gauges.begin(), gauges.end(), [](const Gauge& gauge) {
+    return gauge.action == Action::scale || gauge.action == Action::linear;
+  });
+  if (!scales || !options.shrink.value_or(gauges.size() == 1)) return result;
+  auto grown = result.back();
+  for (size_t k = 0; k < gauges.size(); ++k) {
+    if (gauges[k].action == Action::scale) {
+      grown[k] = grown[k] + kShrink;
+      result.back()[k] -= kShrink;
+    } else if (gauges[k].action == Action::linear) {
+      grown[k] = grown[k] * std::exp(kShrink);
+      result.back()[k] *= std::exp(-kShrink);
+    }
   }
+  result.push_back(std::move(grown));
   return result;
 }
 

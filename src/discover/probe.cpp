@@ -25,13 +25,14 @@ at::Tensor sum_except(const at::Tensor& values, int64_t axis) {
 }
 
 double root_mean_square(const at::Tensor& values) {
-  return std::sqrt(values.to(at::kDouble).square().mean().item<double>());
+  const double norm = at::linalg_vector_norm(values, 2, {}, false, at::kDouble).item<double>();
+  return norm / std::sqrt(static_cast<double>(std::max<int64_t>(values.numel(), 1)));
 }
 
-at::Tensor stacked(const std::vector<std::vector<at::Tensor>>& per_batch, size_t k) {
+at::Tensor stacked(const std::vector<at::Tensor>& per_batch, int64_t offset, int64_t size) {
   std::vector<at::Tensor> rows;
   rows.reserve(per_batch.size());
-  for (const auto& batch : per_batch) rows.push_back(batch[k].to(at::kDouble));
+  for (const auto& batch : per_batch) rows.push_back(batch.narrow(0, offset, size).to(at::kDouble));
   return at::stack(rows);
 }
 
@@ -40,11 +41,16 @@ at::Tensor stacked(const std::vector<std::vector<at::Tensor>>& per_batch, size_t
 Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed)
     : params_(params), evaluate_(std::move(evaluate)), restore_(params), seed_(seed) {
   size_t index = 0;
+  scale_offset_ = shift_offset_ = small_offset_ = {0};
   for (const auto& [name, tensor] : params_) {
     epsilon_ = std::max(epsilon_, epsilon_of(tensor.scalar_type()));
+    entries_ += tensor.numel();
     for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
       slots_.push_back({index, axis, tensor.size(axis)});
+      scale_offset_.push_back(scale_offset_.back() + tensor.size(axis));
+      shift_offset_.push_back(shift_offset_.back() + tensor.numel() / tensor.size(axis));
     }
+    small_offset_.push_back(small_offset_.back() + (is_small(index) ? tensor.numel() : 0));
     ++index;
   }
 }
@@ -56,8 +62,9 @@ void Probe::move_to(uint64_t batch) const {
   for (const auto& [name, tensor] : params_) {
     const auto& value = restore_.saved()[k++];
     const double size = root_mean_square(value);
+    const double width = (size > 0 ? size / 4 : 0.2) * std::sqrt(3.0);
     auto noise = at::empty(tensor.sizes(), at::kFloat);
-    noise.normal_(0, size > 0 ? size / 4 : 0.2, generator);
+    noise.uniform_(-width, width, generator);
     at::Tensor(tensor).copy_(value).add_(noise.to(tensor.options()));
   }
 }
@@ -74,7 +81,8 @@ Parameters Probe::gradients(uint64_t batch) const {
   Parameters result;
   for (size_t k = 0; k < tensors.size(); ++k) {
     result.add(parameter(k).name, found[k].defined() ? found[k] : at::zeros_like(tensors[k]));
-    TORCH_CHECK(result[parameter(k).name].tensor.isfinite().all().item<bool>(),
+    // What is not finite does not cancel.
+    TORCH_CHECK(std::isfinite(result[parameter(k).name].tensor.sum(at::kDouble).item<double>()),
                 "discover: the gradient of '", parameter(k).name, "' on batch ", batch,
                 " is not finite");
   }
@@ -83,39 +91,62 @@ Parameters Probe::gradients(uint64_t batch) const {
 
 void Probe::draw(int64_t wanted) {
   while (batches() < wanted) {
+    const auto type = epsilon_ < 1e-10 ? at::kDouble : at::kFloat;
+    const auto scale = at::empty({scale_offset_.back()}, type);
+    const auto shift = at::empty({shift_offset_.back()}, type);
+    const auto small = at::empty({small_offset_.back()}, type);
+    std::vector<double> shift_scale;
+    std::vector<double> rms;
     const auto table = gradients(static_cast<uint64_t>(batches()));
     const at::NoGradGuard no_grad;
-    std::vector<at::Tensor> scale;
-    std::vector<at::Tensor> shift;
-    std::vector<double> shift_scale;
-    std::vector<at::Tensor> small;
-    std::vector<double> rms;
+    size_t slot = 0;
     for (size_t k = 0; k < params_.size(); ++k) {
       const auto& weight = parameter(k).tensor;
       const auto& gradient = table[parameter(k).name].tensor;
-      // Sums in float64 would need a copy of the gradient; those of float32 lose less than what the
-      // gradient has lost already.
+      const auto put = [](const at::Tensor& all, int64_t offset, const at::Tensor& values) {
+        all.narrow(0, offset, values.numel()).copy_(values.flatten());
+      };
       const auto product = weight.detach() * gradient;
       const auto size = gradient.abs();
-      for (int64_t axis = 0; axis < weight.dim(); ++axis) {
-        scale.push_back(sum_except(product, axis));
-        shift.push_back(gradient.sum(axis).flatten());
+      for (int64_t axis = 0; axis < weight.dim(); ++axis, ++slot) {
+        put(scale, scale_offset_[slot], sum_except(product, axis));
+        put(shift, shift_offset_[slot], gradient.sum(axis));
         shift_scale.push_back(root_mean_square(size.sum(axis)));
       }
-      small.push_back(is_small(k) ? gradient.flatten().clone() : at::Tensor());
+      if (is_small(k)) put(small, small_offset_[k], gradient);
       rms.push_back(root_mean_square(gradient));
     }
-    scale_.push_back(std::move(scale));
-    shift_.push_back(std::move(shift));
+    scale_.push_back(scale);
+    shift_.push_back(shift);
+    small_.push_back(small);
     shift_scale_.push_back(std::move(shift_scale));
-    small_.push_back(std::move(small));
     rms_.push_back(std::move(rms));
   }
 }
 
-at::Tensor Probe::scale_charge(size_t slot) const { return stacked(scale_, slot); }
-at::Tensor Probe::shift_charge(size_t slot) const { return stacked(shift_, slot); }
-at::Tensor Probe::small_gradient(size_t tensor) const { return stacked(small_, tensor); }
+at::Tensor Probe::totals() const {
+  std::vector<at::Tensor> columns;
+  size_t slot = 0;
+  for (size_t k = 0; k < params_.size(); ++k) {
+    const auto dim = parameter(k).tensor.dim();
+    columns.push_back(dim > 0 ? scale_charge(slot).sum(1)
+                              : at::zeros({batches()}, at::kDouble));
+    slot += static_cast<size_t>(dim);
+  }
+  return at::stack(columns, 1);
+}
+
+at::Tensor Probe::scale_charge(size_t slot) const {
+  return stacked(scale_, scale_offset_[slot], scale_offset_[slot + 1] - scale_offset_[slot]);
+}
+
+at::Tensor Probe::shift_charge(size_t slot) const {
+  return stacked(shift_, shift_offset_[slot], shift_offset_[slot + 1] - shift_offset_[slot]);
+}
+
+at::Tensor Probe::small_gradient(size_t tensor) const {
+  return stacked(small_, small_offset_[tensor], small_offset_[tensor + 1] - small_offset_[tensor]);
+}
 
 double Probe::shift_scale(size_t slot) const {
   double sum = 0;

@@ -36,6 +36,8 @@ class Probe {
   const std::vector<Slot>& slots() const { return slots_; }
   const Evaluate& evaluate() const { return evaluate_; }
 
+  /// More than a million parameters: charges of many batches would need much room.
+  bool is_large() const { return entries_ > 1000000; }
   /// Precision of the parameters' type: the coarsest if there are several.
   double epsilon() const { return epsilon_; }
   /// A charge relative to its terms below this is zero: what gradients of deep networks lose to
@@ -63,6 +65,8 @@ class Probe {
   /// The gradient of a tensor that is small enough to be kept, [batches, entries].
   at::Tensor small_gradient(size_t tensor) const;
   bool is_small(size_t tensor) const;
+  /// The inner product of every tensor and its gradient, [batches, tensors].
+  at::Tensor totals() const;
   /// Root of the mean square of the gradient over entries and batches.
   double gradient_size(size_t tensor) const;
 
@@ -82,11 +86,17 @@ class Probe {
   uint64_t seed_;
   std::vector<Slot> slots_;
   double epsilon_ = 0;
-  /// Per batch and slot, or tensor.
-  std::vector<std::vector<at::Tensor>> scale_;
-  std::vector<std::vector<at::Tensor>> shift_;
+  int64_t entries_ = 0;
+  /// Where the charges of a slot begin among those of all.
+  std::vector<int64_t> scale_offset_;
+  std::vector<int64_t> shift_offset_;
+  std::vector<int64_t> small_offset_;
+  /// Per batch, of all slots or tensors one after the other: many small tensors that live long, made
+  /// between large ones that do not, would keep the memory of those.
+  std::vector<at::Tensor> scale_;
+  std::vector<at::Tensor> shift_;
+  std::vector<at::Tensor> small_;
   std::vector<std::vector<double>> shift_scale_;
-  std::vector<std::vector<at::Tensor>> small_;
   std::vector<std::vector<double>> rms_;
 };
 

@@ -313,8 +313,8 @@ std::string measured(const Gauge& gauge, const Parameters& params, const Evaluat
     return out.str();
   }
   out.precision(2);
-  out << "the " << (verdict.worst.empty() ? "loss" : verdict.worst) << " changes: by "
-      << verdict.residual << " of what a random move does, where rounding allows "
+  const bool outputs = verdict.worst == "outputs";
+  out << (outputs ? "the outputs change by " : "the loss changes by ") << verdict.residual << " of what a random move does, where rounding allows "
       << verdict.tolerance;
   return out.str();
 }

@@ -15,14 +15,6 @@ constexpr double link = 1e-4;
 /// Larger components are not searched for their smallest relations.
 constexpr size_t largest_component = 24;
 
-/// An orthonormal basis of the null space, [columns, dimension]; columns have unit norm.
-at::Tensor null_basis(const at::Tensor& columns, double tolerance) {
-  const auto triangle = std::get<1>(at::linalg_qr(columns, "r"));
-  const auto [u, sigma, v] = at::linalg_svd(triangle, /*full_matrices=*/false);
-  const int64_t rank = (sigma > tolerance).sum().item<int64_t>();
-  return v.narrow(0, rank, v.size(0) - rank).t();
-}
-
 /// Sets of columns that the projector ties together.
 std::vector<std::vector<size_t>> components_of(const at::Tensor& projector) {
   const auto size = static_cast<size_t>(projector.size(0));
@@ -128,6 +120,13 @@ std::vector<Relation> relations_among(const at::Tensor& columns, const at::Tenso
 }
 
 }  // namespace
+
+at::Tensor null_basis(const at::Tensor& columns, double tolerance) {
+  const auto triangle = std::get<1>(at::linalg_qr(columns, "r"));
+  const auto [u, sigma, v] = at::linalg_svd(triangle, /*full_matrices=*/false);
+  const int64_t rank = (sigma > tolerance).sum().item<int64_t>();
+  return v.narrow(0, rank, v.size(0) - rank).t();
+}
 
 std::vector<Relation> sparse_relations(const at::Tensor& columns,
                                        const std::vector<size_t>& position,

@@ -37,4 +37,7 @@ std::vector<Relation> sparse_relations(const at::Tensor& columns,
                                        const std::vector<size_t>& position,
                                        const RelationOptions& options = {});
 
+/// An orthonormal basis of the null space, [columns, dimension], of columns of unit norm.
+at::Tensor null_basis(const at::Tensor& columns, double tolerance);
+
 }  // namespace ddc

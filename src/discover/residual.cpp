@@ -20,11 +20,16 @@ Gauge one_leg(Leg leg, int64_t size) {
   return gauge;
 }
 
-/// All that may turn with a residual stream of this size: what reads it through a gain, and what
-/// nothing else explains.
+}  // namespace
+
 std::vector<Gauge> legs_of_stream(const Search& search, int64_t size) {
   std::vector<Gauge> legs;
   const auto& params = search.probe.params();
+  for (size_t k = 0; k < search.probe.slots().size(); ++k) {
+    const auto& slot = search.slot(k);
+    if (slot.size != size || search.is_null(slot.tensor) || !search.is_free(k, 0, size)) continue;
+    legs.push_back(one_leg({.tensor = search.tensor_of(k).name, .axis = slot.axis}, size));
+  }
   for (const auto& gain : search.gains) {
     if (params[gain.gain].tensor.size(0) != size || gain.seen_by_others) continue;
     for (const auto& reader : gain.readers) {
@@ -38,15 +43,17 @@ std::vector<Gauge> legs_of_stream(const Search& search, int64_t size) {
           one_leg({.tensor = reader.weight, .axis = reader.axis, .through = reading}, size));
     }
   }
-  for (size_t k = 0; k < search.probe.slots().size(); ++k) {
-    const auto& slot = search.slot(k);
-    if (slot.size != size || search.is_null(slot.tensor) || !search.is_free(k, 0, size)) continue;
-    legs.push_back(one_leg({.tensor = search.tensor_of(k).name, .axis = slot.axis}, size));
-  }
   return legs;
 }
 
-}  // namespace
+Gauge stream_rotation(const std::vector<Gauge>& legs, const std::vector<size_t>& which) {
+  auto gauge = legs.front();
+  gauge.name = "residual:rotation";
+  gauge.kind = "residual rotation";
+  gauge.legs.clear();
+  for (const size_t k : which) gauge.legs.push_back(legs[k].legs.front());
+  return gauge;
+}
 
 void Search::find_residual_rotation() {
   const auto norm = std::find_if(gains.begin(), gains.end(), [](const Gain& gain) {
@@ -62,8 +69,10 @@ void Search::find_residual_rotation() {
   const auto entries = static_cast<int64_t>(2 * legs.size()) + 16;
   const auto generator = at::detail::createCPUGenerator(1);
   const auto index = at::randint(0, size, {4, entries}, generator, at::kLong);
+  // A batch says no more than the algebra has dimensions.
+  const auto batches = std::max<int64_t>(3, entries / ((size - 1) * (size - 2) / 2) + 1);
   std::vector<std::vector<at::Tensor>> samples(legs.size());
-  probe.each_charge(legs, 3, [&](size_t k, const Charge& charge) {
+  probe.each_charge(legs, batches, [&](size_t k, const Charge& charge) {
     const auto& c = charge.value[0];
     const auto at_entries = [&](int64_t i, int64_t j) { return c.index({index[i], index[j]}); };
     samples[k].push_back(at_entries(0, 2) - at_entries(0, 3) - at_entries(1, 2) + at_entries(1, 3));
@@ -80,14 +89,12 @@ void Search::find_residual_rotation() {
           return std::abs(coefficient - 1) < 1e-6 + 100 * probe.zero();
         });
     if (!equal) continue;
-    auto gauge = one_leg({}, size);
-    gauge.name = "residual:rotation";
-    gauge.kind = "residual rotation";
-    gauge.legs.clear();
-    for (const size_t k : relation.columns) gauge.legs.push_back(legs[k].legs.front());
-    if (add_if_conserved(gauge)) continue;
-    gauge.fixes_ones = true;
-    add_if_conserved(std::move(gauge));
+    auto gauge = stream_rotation(legs, relation.columns);
+    gauge.fixes_ones = !add_if_conserved(gauge);
+    if (gauge.fixes_ones && !add_if_conserved(gauge)) continue;
+    for (const auto& leg : gauge.legs) {
+      if (leg.through.empty()) mark(slot_of(leg.tensor, leg.axis), 0, size);
+    }
   }
 }
 

@@ -26,8 +26,13 @@ namespace {
 
 /// An axis is cut into more pieces than this only where heads are looked for.
 constexpr int64_t most_parts = 4;
-/// More columns than this in one window are not looked at: heads that small have to be hinted at.
-constexpr size_t most_columns = 900;
+/// Columns of tensors further apart than this in the table are not looked at together: whole axes, and
+/// the many more pieces of heads.
+constexpr size_t window_of_axes = 48;
+constexpr size_t window_of_heads = 16;
+/// More batches than this are not drawn. Heads so small that they would need it have to be hinted at.
+constexpr int64_t most_batches = 160;
+constexpr int64_t most_batches_of_large = 32;
 
 struct Column {
   Piece piece;
@@ -91,7 +96,11 @@ std::optional<std::vector<Piece>> pieces_of(const Search& search, const Relation
     }
     pieces.push_back(piece);
   }
-  if (!of_gradient.empty() || pieces.size() < 2) return {};
+  // A convolution that is flattened is read in runs by the layer behind it; runs on both sides are
+  // rotary planes.
+  const bool only_runs =
+      std::all_of(pieces.begin(), pieces.end(), [](const Piece& piece) { return piece.run > 1; });
+  if (!of_gradient.empty() || pieces.size() < 2 || only_runs) return {};
   return pieces;
 }
 
@@ -152,6 +161,8 @@ struct Cut {
   int64_t most_pieces = most_parts;
   /// Look at runs of indices that share a channel, and at offsets, too.
   bool whole_axes = true;
+  /// Only say whether there are relations.
+  bool look_only = false;
 };
 
 std::vector<Column> columns_of(const Search& search, const Cut& cut) {
@@ -176,25 +187,34 @@ std::vector<Column> columns_of(const Search& search, const Cut& cut) {
   return columns;
 }
 
+/// The largest number of columns in a window.
+size_t most_in_window(const std::vector<size_t>& position, size_t window) {
+  size_t most = 0;
+  for (size_t first = 0, last = 0; last < position.size(); ++last) {
+    while (position[last] - position[first] >= window) ++first;
+    most = std::max(most, last - first + 1);
+  }
+  return most;
+}
+
 /// Finds the relations at one cut and marks what they explain. True if there were any.
 bool find_at(Search& search, const Cut& cut) {
   const auto columns = columns_of(search, cut);
-  std::set<size_t> slots;
-  for (const auto& column : columns) slots.insert(column.piece.slot);
-  if (slots.size() < 2) return false;
-  // Each column has as many rows per batch as there are channels; without more rows than columns
-  // everything is related.
+  std::vector<size_t> position;
+  for (const auto& column : columns) position.push_back(search.slot(column.piece.slot).tensor);
+  if (columns.size() < 2) return false;
   RelationOptions options;
   options.tolerance = search.probe.zero();
-  const auto in_window = std::min(columns.size(), most_columns);
-  const auto wanted = static_cast<int64_t>(2 * in_window) / cut.view.channels() + 3;
-  if (wanted > 160) return false;
+  options.window = cut.whole_axes ? window_of_axes : window_of_heads;
+  // Each column has as many rows per batch as there are channels; without more rows than columns
+  // everything is related.
+  const auto in_window = static_cast<int64_t>(most_in_window(position, options.window));
+  const auto wanted = 2 * in_window / cut.view.channels() + 3;
+  if (wanted > (search.probe.is_large() ? most_batches_of_large : most_batches)) return false;
   search.probe.draw(wanted);
   std::vector<at::Tensor> values;
-  std::vector<size_t> position;
   for (const auto& column : columns) {
     values.push_back(values_of(search, cut.view, column).flatten());
-    position.push_back(search.slot(column.piece.slot).tensor);
   }
   const auto relations = sparse_relations(at::stack(values, 1), position, options);
   std::map<Signature, std::vector<std::vector<Piece>>> of_signature;
@@ -210,6 +230,7 @@ bool find_at(Search& search, const Cut& cut) {
     if (of_signature.count(signature) == 0) order.push_back(signature);
     of_signature[signature].push_back(*pieces);
   }
+  if (cut.look_only) return !order.empty();
   for (const auto& signature : order) {
     auto& matches = of_signature[signature];
     std::sort(matches.begin(), matches.end(), [](const auto& a, const auto& b) {
@@ -250,23 +271,93 @@ void Search::find_scales() {
   for (const int64_t n : descending(lengths)) find_at(*this, {.view = {.size = n}});
 }
 
+namespace {
+
+/// Exponents per tensor.
+at::Tensor exponents_of(const Search& search, const ScaleMatch& match) {
+  auto vector = at::zeros({static_cast<int64_t>(search.probe.params().size())}, at::kDouble);
+  std::set<std::pair<size_t, double>> seen;
+  for (const auto& piece : match.matches.front()) {
+    const auto tensor = search.slot(piece.slot).tensor;
+    if (!seen.insert({tensor, piece.exponent}).second) continue;
+    vector[static_cast<int64_t>(tensor)] += piece.exponent;
+  }
+  return vector;
+}
+
+/// All that writes to a residual stream that turns: norms forget its scale, but for their eps, which
+/// float32 may not see here.
+at::Tensor stream_scale(const Search& search) {
+  auto vector = at::zeros({static_cast<int64_t>(search.probe.params().size())}, at::kDouble);
+  for (const auto& gauge : search.gauges) {
+    if (gauge.kind != "residual rotation") continue;
+    for (const auto& leg : gauge.legs) {
+      if (!leg.through.empty()) continue;
+      vector[static_cast<int64_t>(search.slot(search.slot_of(leg.tensor, leg.axis)).tensor)] = 1;
+    }
+  }
+  return vector;
+}
+
+/// Whether some tensors' scales are related in a way that no scale so far explains. The inner products
+/// of tensors and gradients obey every relation that channels or heads do, in sum; not seen so are
+/// relations between parts of one tensor.
+bool has_unexplained_relation(Search& search) {
+  auto& probe = search.probe;
+  const auto tensors = static_cast<int64_t>(probe.params().size());
+  const int64_t window = std::min<int64_t>(tensors, window_of_heads);
+  probe.draw(2 * window);
+  const auto totals = probe.totals();
+  const auto norms = totals.norm(2, {0});
+  for (int64_t start = 0; start < tensors; start += window / 2) {
+    const int64_t size = std::min(window, tensors - start);
+    const auto unit = totals.narrow(1, start, size) / norms.narrow(0, start, size).clamp_min(1e-300);
+    const auto basis = null_basis(unit, probe.zero());
+    std::vector<at::Tensor> known;
+    const auto add_known = [&](const at::Tensor& vector) {
+      const auto inside = vector.narrow(0, start, size);
+      const double norm = inside.norm().item<double>();
+      if (norm == 0 || norm < vector.norm().item<double>()) return;
+      known.push_back(inside * norms.narrow(0, start, size));
+    };
+    for (const auto& match : search.scales) add_known(exponents_of(search, match));
+    add_known(stream_scale(search));
+    const int64_t explained =
+        known.empty() ? 0 : at::linalg_matrix_rank(at::stack(known), 1e-6).item<int64_t>();
+    if (basis.size(1) > explained) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
 void Search::find_heads() {
   auto sizes = hints.head_sizes;
   sizes.insert(sizes.end(), head_sizes.begin(), head_sizes.end());
   for (const int64_t n : divisors_of_free_axes(*this)) sizes.push_back(n);
+  const auto cut = [](const View& view, bool look_only) {
+    return Cut{.view = view,
+               .most_pieces = std::numeric_limits<int64_t>::max(),
+               .whole_axes = false,
+               .look_only = look_only};
+  };
+  const auto is_known = [&](int64_t n) {
+    return std::find(head_sizes.begin(), head_sizes.end(), n) != head_sizes.end();
+  };
   const auto try_view = [&](const View& view) {
-    const bool found = find_at(*this, {.view = view,
-                                       .most_pieces = std::numeric_limits<int64_t>::max(),
-                                       .whole_axes = false});
-    if (found) head_sizes.push_back(view.size);
+    const bool found = find_at(*this, cut(view, false));
+    if (found && !is_known(view.size)) head_sizes.push_back(view.size);
     return found;
   };
   const auto try_planes = [&](int64_t n) {
+    for (int64_t rotary = n - n % 2; rotary > 2; rotary -= 2) {
+      if (try_view({n, Pairing::half_split, rotary})) break;
+    }
     // Interleaved planes are the same whatever their number; the fewer, the more coordinates are known
     // to pass through.
+    if (!find_at(*this, cut({n, Pairing::interleaved, n - n % 2}, /*look_only=*/true))) return;
     for (int64_t rotary = 2; rotary <= n; rotary += 2) {
-      const bool half = rotary > 2 && try_view({n, Pairing::half_split, rotary});
-      if (try_view({n, Pairing::interleaved, rotary}) || half) return;
+      if (try_view({n, Pairing::interleaved, rotary})) return;
     }
   };
   // Sums over the two coordinates of a plane also vanish where each of them does, and where heads are
@@ -277,10 +368,11 @@ void Search::find_heads() {
   for (const int64_t n : sizes) {
     if (n < 2 || !tried.insert(n).second) continue;
     try_view({.size = n});
-    if (std::find(head_sizes.begin(), head_sizes.end(), n) == head_sizes.end()) continue;
+    if (!is_known(n)) continue;
     planes_tried.insert(n);
     try_planes(n);
   }
+  if (!has_unexplained_relation(*this)) return;
   for (const int64_t n : sizes) {
     if (n > 1 && planes_tried.insert(n).second) try_planes(n);
   }

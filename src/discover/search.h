@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@
 //     norms.cpp      gauges that act through a gain: kernel shifts
 //     exchanges.cpp  vectors that biases behind a matrix make up for
 //     residual.cpp   the rotation of the residual stream
+//     expected.cpp   what similar models have, to be refused with a reason
 //
 // All of it proposes; the gate disposes.
 
@@ -72,7 +74,7 @@ struct Gain {
   bool seen_by_others = false;
 };
 
-/// Something that would be a gauge in a similar model, with the words for what it is.
+/// The state of the search: what is known so far.
 struct Search {
   Search(Probe& probe_, Hints hints_);
 
@@ -85,8 +87,6 @@ struct Search {
   /// Sizes of the blocks that were found: heads.
   std::vector<int64_t> head_sizes;
   std::vector<Gauge> gauges;
-  /// Candidates whose charges are not zero, for the list of what was refused.
-  std::vector<Gauge> refused;
 
   const Slot& slot(size_t k) const { return probe.slots()[k]; }
   const NamedTensor& tensor_of(size_t k) const { return probe.parameter(slot(k).tensor); }
@@ -104,17 +104,34 @@ struct Search {
   void find_blocks();
   void find_plane_gauges();
   void find_rotations();
+  void add_null_biases();
   void find_shifts();
   void find_gains();
   void find_gain_gauges();
   void find_exchanges();
   void find_residual_rotation();
 
+  /// What similar models have and this one, by its charges, has not: gauges for the list of what was
+  /// refused. Of those that layers have in common the first. `classes`: the length of the outputs' last
+  /// axis; 0 if not known.
+  std::vector<Gauge> expected(int64_t classes) const;
+
  private:
   std::vector<bool> null_;
   /// Scales that `find_blocks` has looked at.
   size_t blocks_done_ = 0;
 };
+
+/// All that may turn with a residual stream of this size, a gauge of one leg each: what reads it
+/// through a gain, and what nothing else explains.
+std::vector<Gauge> legs_of_stream(const Search& search, int64_t size);
+/// The gauge that all these are legs of.
+Gauge stream_rotation(const std::vector<Gauge>& legs, const std::vector<size_t>& which);
+
+/// The legs of a relation with other channels: what has coordinate i of a match gets channel(i), -1 for
+/// none.
+Gauge with_channels(const Search& search, const ScaleMatch& match, Action action, int64_t block,
+                    int64_t per_match, const std::function<int64_t(int64_t)>& channel);
 
 /// The gauge of a relation. Legs with a positive exponent come first, and a gain before all others.
 Gauge scale_gauge(const Search& search, const ScaleMatch& match);

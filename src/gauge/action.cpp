@@ -205,8 +205,18 @@ GroupElement inverse(const Gauge& gauge, const GroupElement& element) {
 void act_(const Gauge& gauge, const GroupElement& element, const Parameters& params) {
   check_element(gauge, element, params);
   const at::NoGradGuard no_grad;
-  for (const auto& [name, value] : moved(gauge, element, params, /*tangent=*/false)) {
-    at::Tensor(params[name].tensor).copy_(value);
+  const auto move = [&](const Gauge& part) {
+    for (const auto& [name, value] : moved(part, element, params, /*tangent=*/false)) {
+      at::Tensor(params[name].tensor).copy_(value);
+    }
+  };
+  if (!gauge.mixes()) return move(gauge);
+  // Legs of matrices do not look at each other. One at a time, what is held in float64 is one tensor,
+  // and not all that a residual stream runs through.
+  for (const auto& leg : gauge.legs) {
+    auto part = gauge;
+    part.legs = {leg};
+    move(part);
   }
 }
 

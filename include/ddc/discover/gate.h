@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ struct GateOptions {
   /// too; that of a scale is shrunk and grown by exp(6) on top, which finds what holds nearly: a norm
   /// whose eps is small beside the variance it is added to.
   std::vector<double> sizes = {0.1, 1.5};
+  /// Whether scales are shrunk and grown so. Unset: those of a single gauge; in a list the factors of
+  /// gauges that share tensors would multiply, and drown in rounding.
+  std::optional<bool> shrink = {};
 };
 
 /// What the gate has measured.
