@@ -78,7 +78,7 @@ void Search::find_residual_rotation() {
     samples[k].push_back(at_entries(0, 2) - at_entries(0, 3) - at_entries(1, 2) + at_entries(1, 3));
   });
   std::vector<at::Tensor> columns;
-  for (const auto& batches : samples) columns.push_back(at::cat(batches));
+  for (const auto& sample : samples) columns.push_back(at::cat(sample));
   RelationOptions options;
   options.tolerance = probe.zero();
   // One stream runs through all layers.
