@@ -1,7 +1,9 @@
 #include "ddc/discover/discover.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -33,11 +35,14 @@ Parameters trainable(const Parameters& params, std::vector<std::string>& notes) 
     TORCH_CHECK(type == at::kFloat || type == at::kDouble, "discover: '", name, "' is ", type,
                 "; charges of a narrower type than float32 do not tell a symmetry from rounding");
     TORCH_CHECK(tensor.is_leaf(), "discover: '", name, "' is not a leaf tensor");
+    const auto overlap = [&](const NamedTensor& other) {
+      return at::get_overlap_status(other.tensor, tensor);
+    };
     const auto twin = std::find_if(result.begin(), result.end(), [&](const NamedTensor& other) {
-      return other.tensor.is_alias_of(tensor);
+      return overlap(other) != at::MemOverlapStatus::No;
     });
     if (twin != result.end()) {
-      TORCH_CHECK(twin->tensor.data_ptr() == tensor.data_ptr() &&
+      TORCH_CHECK(overlap(*twin) == at::MemOverlapStatus::Full &&
                       twin->tensor.sizes() == tensor.sizes() &&
                       twin->tensor.strides() == tensor.strides(),
                   "discover: '", twin->name, "' and '", name,
@@ -65,8 +70,16 @@ void check_loss(const Parameters& params, const Evaluate& evaluate) {
   TORCH_CHECK(loss.defined() && loss.numel() == 1, "discover: the loss of batch 0 is not a scalar");
   const double value = loss.item<double>();
   TORCH_CHECK(std::isfinite(value), "discover: the loss of batch 0 is ", value);
-  TORCH_CHECK(loss.requires_grad(), "discover: the loss does not depend on any of the ",
-              params.size(), " parameters that require gradients");
+  bool depends = false;
+  if (loss.requires_grad()) {
+    for (const auto& gradient :
+         torch::autograd::grad({loss}, params.tensors(), {}, /*retain_graph=*/std::nullopt,
+                               /*create_graph=*/false, /*allow_unused=*/true)) {
+      depends = depends || gradient.defined();
+    }
+  }
+  TORCH_CHECK(depends, "discover: the loss does not depend on any of the ", params.size(),
+              " parameters that require gradients");
   const double again = evaluate(0).loss.item<double>();
   const double eps = loss.scalar_type() == at::kDouble ? 1e-12 : 1e-5;
   TORCH_CHECK(std::abs(again - value) <= eps * std::max(std::abs(value), 1e-30),

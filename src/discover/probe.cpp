@@ -13,6 +13,8 @@ namespace {
 
 /// Gradients of tensors with at most so many entries are kept as they are.
 constexpr int64_t small_entries = 1 << 14;
+/// Shifts of large models are looked at on so many batches.
+constexpr int64_t shift_batches_of_large = 8;
 
 double epsilon_of(at::ScalarType type) {
   return type == at::kDouble ? std::numeric_limits<double>::epsilon()
@@ -93,7 +95,8 @@ void Probe::draw(int64_t wanted) {
   while (batches() < wanted) {
     const auto type = epsilon_ < 1e-10 ? at::kDouble : at::kFloat;
     const auto scale = at::empty({scale_offset_.back()}, type);
-    const auto shift = at::empty({shift_offset_.back()}, type);
+    const bool keep_shift = !is_large() || batches() < shift_batches_of_large;
+    const auto shift = at::empty({keep_shift ? shift_offset_.back() : 0}, type);
     const auto small = at::empty({small_offset_.back()}, type);
     std::vector<double> shift_scale;
     std::vector<double> rms;
@@ -110,14 +113,14 @@ void Probe::draw(int64_t wanted) {
       const auto size = gradient.abs();
       for (int64_t axis = 0; axis < weight.dim(); ++axis, ++slot) {
         put(scale, scale_offset_[slot], sum_except(product, axis));
-        put(shift, shift_offset_[slot], gradient.sum(axis));
+        if (keep_shift) put(shift, shift_offset_[slot], gradient.sum(axis));
         shift_scale.push_back(root_mean_square(size.sum(axis)));
       }
       if (is_small(k)) put(small, small_offset_[k], gradient);
       rms.push_back(root_mean_square(gradient));
     }
     scale_.push_back(scale);
-    shift_.push_back(shift);
+    if (keep_shift) shift_.push_back(shift);
     small_.push_back(small);
     shift_scale_.push_back(std::move(shift_scale));
     rms_.push_back(std::move(rms));

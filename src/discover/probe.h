@@ -57,9 +57,11 @@ class Probe {
   /// Per channel sum of weight times gradient, [batches, size]: the derivative of the loss by the log of
   /// a factor of the channel.
   at::Tensor scale_charge(size_t slot) const;
-  /// The sum of the gradient along the slot's axis, [batches, entries of the other axes]: the
+  /// The sum of the gradient along the slot's axis, [shift_batches, entries of the other axes]: the
   /// derivative by what is added to all of them.
   at::Tensor shift_charge(size_t slot) const;
+  /// Of large models these are kept for the first few batches only.
+  int64_t shift_batches() const { return static_cast<int64_t>(shift_.size()); }
   /// The sum of the gradient's absolute values along the axis, as a root mean square over the rest.
   double shift_scale(size_t slot) const;
   /// The gradient of a tensor that is small enough to be kept, [batches, entries].

@@ -55,6 +55,37 @@ Gauge stream_rotation(const std::vector<Gauge>& legs, const std::vector<size_t>&
   return gauge;
 }
 
+namespace {
+
+/// Columns whose charges are too small beside those of the others to show in a null space are members
+/// too if, added to the sum of the sure ones, they take it closer to zero.
+std::vector<size_t> with_small_members(const at::Tensor& columns, const std::vector<size_t>& sure) {
+  auto members = sure;
+  std::vector<int64_t> others;
+  auto sum = at::zeros({columns.size(0)}, at::kDouble);
+  for (int64_t k = 0; k < columns.size(1); ++k) {
+    if (std::count(sure.begin(), sure.end(), static_cast<size_t>(k)) > 0) {
+      sum += columns.select(1, k);
+    } else {
+      others.push_back(k);
+    }
+  }
+  if (others.empty()) return members;
+  const auto rest = columns.index_select(1, at::tensor(others, at::kLong));
+  const auto norms = rest.norm(2, {0}).clamp_min(1e-300);
+  const auto weights =
+      std::get<0>(at::linalg_lstsq(rest / norms, -sum.unsqueeze(1), 1e-12, "gelsd")).squeeze(1) /
+      norms;
+  for (size_t k = 0; k < others.size(); ++k) {
+    const double weight = weights[static_cast<int64_t>(k)].item<double>();
+    if (std::abs(weight - 1) < 0.25) members.push_back(static_cast<size_t>(others[k]));
+  }
+  std::sort(members.begin(), members.end());
+  return members;
+}
+
+}  // namespace
+
 void Search::find_residual_rotation() {
   const auto norm = std::find_if(gains.begin(), gains.end(), [](const Gain& gain) {
     return !gain.on_output && !gain.seen_by_others;
@@ -83,13 +114,14 @@ void Search::find_residual_rotation() {
   options.tolerance = probe.zero();
   // One stream runs through all layers.
   const std::vector<size_t> position(legs.size(), 0);
-  for (const auto& relation : sparse_relations(at::stack(columns, 1), position, options)) {
+  const auto charges = at::stack(columns, 1);
+  for (const auto& relation : sparse_relations(charges, position, options)) {
     const bool equal = std::all_of(
         relation.coefficients.begin(), relation.coefficients.end(), [&](double coefficient) {
           return std::abs(coefficient - 1) < 1e-6 + 100 * probe.zero();
         });
     if (!equal) continue;
-    auto gauge = stream_rotation(legs, relation.columns);
+    auto gauge = stream_rotation(legs, with_small_members(charges, relation.columns));
     gauge.fixes_ones = !add_if_conserved(gauge);
     if (gauge.fixes_ones && !add_if_conserved(gauge)) continue;
     for (const auto& leg : gauge.legs) {

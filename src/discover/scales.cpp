@@ -29,10 +29,10 @@ constexpr int64_t most_parts = 4;
 /// Columns of tensors further apart than this in the table are not looked at together: whole axes, and
 /// the many more pieces of heads.
 constexpr size_t window_of_axes = 48;
-constexpr size_t window_of_heads = 16;
+constexpr size_t window_of_heads = 12;
 /// More batches than this are not drawn. Heads so small that they would need it have to be hinted at.
 constexpr int64_t most_batches = 160;
-constexpr int64_t most_batches_of_large = 32;
+constexpr int64_t most_batches_of_large = 24;
 
 struct Column {
   Piece piece;
@@ -163,6 +163,8 @@ struct Cut {
   bool whole_axes = true;
   /// Only say whether there are relations.
   bool look_only = false;
+  /// Worth many batches.
+  bool hinted = false;
 };
 
 std::vector<Column> columns_of(const Search& search, const Cut& cut) {
@@ -210,7 +212,8 @@ bool find_at(Search& search, const Cut& cut) {
   // everything is related.
   const auto in_window = static_cast<int64_t>(most_in_window(position, options.window));
   const auto wanted = 2 * in_window / cut.view.channels() + 3;
-  if (wanted > (search.probe.is_large() ? most_batches_of_large : most_batches)) return false;
+  const bool few = search.probe.is_large() && !cut.hinted;
+  if (wanted > (few ? most_batches_of_large : most_batches)) return false;
   search.probe.draw(wanted);
   std::vector<at::Tensor> values;
   for (const auto& column : columns) {
@@ -309,7 +312,7 @@ bool has_unexplained_relation(Search& search) {
   probe.draw(2 * window);
   const auto totals = probe.totals();
   const auto norms = totals.norm(2, {0});
-  for (int64_t start = 0; start < tensors; start += window / 2) {
+  for (int64_t start = 0; start < tensors; start += std::max<int64_t>(1, window / 2)) {
     const int64_t size = std::min(window, tensors - start);
     const auto unit = totals.narrow(1, start, size) / norms.narrow(0, start, size).clamp_min(1e-300);
     const auto basis = null_basis(unit, probe.zero());
@@ -332,17 +335,21 @@ bool has_unexplained_relation(Search& search) {
 }  // namespace
 
 void Search::find_heads() {
-  auto sizes = hints.head_sizes;
-  sizes.insert(sizes.end(), head_sizes.begin(), head_sizes.end());
-  for (const int64_t n : divisors_of_free_axes(*this)) sizes.push_back(n);
-  const auto cut = [](const View& view, bool look_only) {
+  // The largest that holds is the size of a head, whatever the hints say.
+  std::set<int64_t> all(head_sizes.begin(), head_sizes.end());
+  all.insert(hints.head_sizes.begin(), hints.head_sizes.end());
+  for (const int64_t n : divisors_of_free_axes(*this)) all.insert(n);
+  const auto sizes = descending(std::move(all));
+  const auto has = [](const std::vector<int64_t>& list, int64_t n) {
+    return std::find(list.begin(), list.end(), n) != list.end();
+  };
+  const auto is_known = [&](int64_t n) { return has(head_sizes, n); };
+  const auto cut = [&](const View& view, bool look_only) {
     return Cut{.view = view,
                .most_pieces = std::numeric_limits<int64_t>::max(),
                .whole_axes = false,
-               .look_only = look_only};
-  };
-  const auto is_known = [&](int64_t n) {
-    return std::find(head_sizes.begin(), head_sizes.end(), n) != head_sizes.end();
+               .look_only = look_only,
+               .hinted = has(hints.head_sizes, view.size)};
   };
   const auto try_view = [&](const View& view) {
     const bool found = find_at(*this, cut(view, false));

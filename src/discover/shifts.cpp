@@ -14,6 +14,7 @@ namespace {
 
 /// Tensors with more rows are only looked at as a whole.
 constexpr int64_t most_rows = 64;
+constexpr int64_t most_batches = 160;
 
 double root_mean_square(const at::Tensor& values) {
   return std::sqrt(values.square().mean().item<double>());
@@ -53,9 +54,12 @@ std::vector<Addend> addends(const Search& search, int64_t length, const std::set
 
 at::Tensor values_of(const Search& search, const Addend& addend, int64_t length) {
   const size_t tensor = search.slot(addend.slot).tensor;
-  if (search.is_vector(addend.slot)) return search.probe.small_gradient(tensor);
-  if (addend.row < 0) return search.probe.shift_charge(addend.slot);
-  return search.probe.small_gradient(tensor).narrow(1, addend.row * length, length);
+  if (addend.row < 0 && !search.is_vector(addend.slot)) {
+    return search.probe.shift_charge(addend.slot);
+  }
+  const auto gradient =
+      search.probe.small_gradient(tensor).narrow(0, 0, search.probe.shift_batches());
+  return addend.row < 0 ? gradient : gradient.narrow(1, addend.row * length, length);
 }
 
 /// Relations that share a tensor are classes of one gauge: a gauge has one leg per tensor.
@@ -165,8 +169,9 @@ void Search::find_shifts() {
     const auto columns = addends(*this, length, shifted);
     if (columns.size() < 2 || length < 2) continue;
     const auto wanted = static_cast<int64_t>(2 * std::min<size_t>(columns.size(), 700)) / length + 3;
-    if (wanted > 160) continue;
+    if (wanted > most_batches) continue;
     probe.draw(wanted);
+    if (probe.shift_batches() < wanted) continue;
     std::vector<at::Tensor> values;
     std::vector<size_t> position;
     for (const auto& addend : columns) {

@@ -11,9 +11,10 @@
 
 namespace ddc {
 
-/// What a caller who knows the model may tell. Nothing here is believed: it is tried first.
+/// What a caller who knows the model may tell. Nothing here is believed.
 struct Hints {
-  /// Sizes of attention heads.
+  /// Sizes of attention heads. They are tried also where the search would not look without a hint:
+  /// very small heads of large models, which need more batches.
   std::vector<int64_t> head_sizes = {};
 };
 
