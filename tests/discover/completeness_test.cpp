@@ -322,7 +322,7 @@ TEST(Completeness, TheEstimateIsAnUpperBoundThatIterationsLower) {
   const auto late = bound(gauges, 200);
   std::cout << "30 iterations " << early.unexplained << ", 200 " << late.unexplained << " of "
             << late.parameters << "\n";
-  EXPECT_EQ(late.method, "estimate");
+  EXPECT_EQ(late.method, "estimate after 200 iterations");
   EXPECT_EQ(late.parameters, exact.parameters);
   EXPECT_EQ(late.explained, exact.explained);
   EXPECT_EQ(late.dead, 0);

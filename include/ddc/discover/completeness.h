@@ -18,6 +18,9 @@ struct CompletenessOptions {
   /// Of the estimate: vectors that are drawn at random, and steps of the iteration for each.
   int64_t probes = 4;
   int64_t iterations = 200;
+  /// Of the estimate: what may be spent on them. Counted in products of a parameter with an entry of a
+  /// batch (a position of a sequence); first probes are cut to it, and then iterations.
+  double work = 2e11;
 };
 
 /// Counts the directions in which the parameters that require gradients can be moved without any batch
