@@ -189,23 +189,28 @@ Completeness estimate(const std::vector<Gauge>& gauges, const Parameters& params
   const auto affordable = static_cast<int64_t>(std::min(1e15, options.work / probe.work()));
   const int64_t probes = std::clamp<int64_t>(affordable / options.iterations, 1, options.probes);
   const int64_t iterations = std::min(options.iterations, affordable / probes);
-  auto shares = at::zeros({trainable.size()}, at::kDouble);
-  bool converged = true;
-  for (int64_t i = 0; i < probes; ++i) {
-    const auto drawn = at::randn({trainable.size()}, generator, at::kDouble);
-    // Rows are orthogonal to the orbits, so that the iteration does not bring them back, but for
-    // rounding.
-    const auto rest =
-        kernel_part([&](const at::Tensor& each) { return probe.product(each); },
-                    orbits.without(drawn.mul_(probe.scale().ne(0))), iterations, nothing_seen);
-    converged = converged && rest.converged;
-    shares += orbits.without(rest.vector).square();
-  }
-  shares /= static_cast<double>(probes);
-  result.unexplained = shares.sum().item<double>();
-  result.kernel = result.unexplained + static_cast<double>(result.explained + result.dead);
-  result.per_tensor = by_tensor(shares, trainable);
   result.method = "estimate after " + std::to_string(iterations) + " iterations";
+  bool converged = true;
+  if (iterations > 0) {
+    auto shares = at::zeros({trainable.size()}, at::kDouble);
+    for (int64_t i = 0; i < probes; ++i) {
+      const auto drawn = at::randn({trainable.size()}, generator, at::kDouble);
+      // Rows are orthogonal to the orbits, so that the iteration does not bring them back, but for
+      // rounding.
+      const auto rest =
+          kernel_part([&](const at::Tensor& each) { return probe.product(each); },
+                      orbits.without(drawn * probe.scale().ne(0)), iterations, nothing_seen);
+      converged = converged && rest.converged;
+      shares += orbits.without(rest.vector).square();
+    }
+    shares /= static_cast<double>(probes);
+    result.unexplained = shares.sum().item<double>();
+    result.per_tensor = by_tensor(shares, trainable);
+  } else {
+    converged = false;
+    result.unexplained = static_cast<double>(trainable.size() - result.explained - result.dead);
+  }
+  result.kernel = result.unexplained + static_cast<double>(result.explained + result.dead);
   if (!converged && result.unexplained > too_loose * static_cast<double>(trainable.size())) {
     result.method += ": too loose to tell";
   }

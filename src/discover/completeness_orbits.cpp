@@ -14,7 +14,7 @@ namespace ddc {
 namespace {
 
 /// Of least squares with the tangents: what is left of the gradient, and when to give up.
-constexpr double tolerance = 1e-9;
+constexpr double tolerance = 1e-6;
 constexpr int64_t most_iterations = 500;
 /// Random vectors that measure the lengths of tangents.
 constexpr int64_t length_probes = 8;
