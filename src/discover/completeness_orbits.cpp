@@ -16,6 +16,8 @@ namespace {
 /// Of least squares with the tangents: what is left of the gradient, and when to give up.
 constexpr double tolerance = 1e-6;
 constexpr int64_t most_iterations = 500;
+/// What is frozen must hold still to rounding: a charge that it takes part in is no charge without it.
+constexpr double frozen_tolerance = 1e-13;
 /// Random vectors that measure the lengths of tangents.
 constexpr int64_t length_probes = 8;
 /// Overlaps between orbits that are counted one by one.
@@ -140,7 +142,7 @@ at::Tensor Orbits::moves_frozen(const at::Tensor& elements) const {
 at::Tensor Orbits::holding_still(const at::Tensor& elements) const {
   if (all_size_ == trainable_size_) return elements;
   return kernel_part([&](const at::Tensor& each) { return moves_frozen(each); }, elements,
-                     most_iterations, 1e-3 * tolerance)
+                     most_iterations, frozen_tolerance)
       .vector;
 }
 
