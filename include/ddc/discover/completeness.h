@@ -32,7 +32,7 @@ struct CompletenessOptions {
 /// is enough for the scale of a residual stream to be seen; in float32 it is not, and the scale counts as
 /// unexplained.
 ///
-/// The estimate is an upper bound, and no matrix is stored for it: a few vectors of all parameters in
+/// The estimate is an upper bound, and no matrix is stored for it: about fifteen vectors of all parameters in
 /// float64. It draws random vectors, takes out the orbits, and then, one iteration after the other, what the
 /// loss sees; directions that it sees but little are found late. More iterations lower the bound; one of a
 /// few dimensions says that nothing large is missing, not what is. It needs the outputs and operations that
@@ -42,7 +42,7 @@ struct CompletenessOptions {
 /// all parameters apart. Its cost therefore grows with the square of their number. What `work` does not pay
 /// for is not done, down to no iteration at all; `method` is "estimate after 12 iterations", and ends with
 /// ": too loose to tell" if the bound is above a fifth of all parameters and more iterations would lower
-/// it. (At 10^5 parameters and more that is the rule. The gauges are checked and counted all the same.)
+/// it. (For transformers of 10^4 parameters and more expect that. The gauges are checked and counted all the same.)
 /// After no iteration `unexplained` is all that is not explained or dead, and `per_tensor` is empty.
 ///
 /// `explained` is the sum of the gauges' dimensions less their overlaps: sums of tangents of several
