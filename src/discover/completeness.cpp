@@ -1,12 +1,14 @@
 #include "ddc/discover/completeness.h"
 
 #include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 
 #include "ddc/discover/structural_kernel.h"
 #include "ddc/gauge/action.h"
+#include "discover/completeness_orbits.h"
 #include "discover/kernel_probe.h"
 #include "discover/loss_jacobian.h"
 
@@ -18,8 +20,10 @@ namespace {
 constexpr double in_kernel = 1e-6;
 /// Singular values of stacked tangents (each of length one) below this are zero.
 constexpr double independent = 1e-8;
-/// Of tangents: what a machine of 16 GB can decompose.
-constexpr double most_bytes = 2e9;
+/// Of the estimate: the iteration ends where so little is seen, relative to the start; and the share of
+/// all parameters above which a bound says nothing.
+constexpr double nothing_seen = 1e-12;
+constexpr double too_loose = 0.2;
 
 /// Orthonormal columns that span the rows.
 at::Tensor span_of(const at::Tensor& rows) {
@@ -84,12 +88,8 @@ Tangents tangents_of(const std::vector<Gauge>& gauges, const Parameters& params,
   return result;
 }
 
-/// `distances`: how far each tangent sticks out of the kernel.
-void check_in_kernel(const Tangents& tangents, const at::Tensor& distances, double tolerance) {
-  if (tangents.gauge.empty()) return;
-  const auto worst = distances.argmax().item<int64_t>();
-  const double distance = distances[worst].item<double>();
-  TORCH_CHECK(distance <= tolerance, "completeness: gauge '", tangents.gauge[worst],
+void check_in_kernel(const std::string& gauge, double distance, double tolerance) {
+  TORCH_CHECK(distance <= tolerance, "completeness: gauge '", gauge,
               "' moves what the loss sees: a tangent of length 1 is ", distance,
               " away from the directions that no batch notices (at most ", tolerance,
               "); gate(gauge, ...) tells more");
@@ -127,8 +127,13 @@ Completeness exact(const Tangents& tangents, const Parameters& params, const Tra
   const auto kernel = structural_kernel(params, evaluate, {.seed = options.seed});
   const at::NoGradGuard no_grad;
   const auto outside = tangents.rows - tangents.rows.matmul(kernel.basis).matmul(kernel.basis.t());
-  // Noise turns the kernel by about the inverse of the gap.
-  check_in_kernel(tangents, outside.norm(2, {1}), std::max(in_kernel, 30 / kernel.gap));
+  if (!tangents.gauge.empty()) {
+    const auto distances = outside.norm(2, {1});
+    const auto worst = distances.argmax().item<int64_t>();
+    // Noise turns the kernel by about the inverse of the gap.
+    check_in_kernel(tangents.gauge[worst], distances[worst].item<double>(),
+                    std::max(in_kernel, 30 / kernel.gap));
+  }
 
   Completeness result;
   result.method = "exact";
@@ -144,27 +149,71 @@ Completeness exact(const Tangents& tangents, const Parameters& params, const Tra
   return result;
 }
 
-Completeness estimate(const Tangents& tangents, const Trainable& trainable,
-                      const Evaluate& evaluate, const CompletenessOptions& options) {
-  KernelProbe probe(trainable, evaluate, options.seed);
+/// Throws if a gauge moves what some rows of the Jacobian see.
+void check_in_kernel(const Orbits& orbits, const std::vector<at::Tensor>& rows, double tolerance) {
+  for (const auto& row : rows) {
+    const auto charges = orbits.charges(row).abs() / row.norm();
+    if (charges.numel() == 0) continue;
+    const auto worst = charges.argmax().item<int64_t>();
+    check_in_kernel(orbits.gauge_of(worst), charges[worst].item<double>(), tolerance);
+  }
+}
+
+Completeness estimate(const std::vector<Gauge>& gauges, const Parameters& params,
+                      const Trainable& trainable, const Evaluate& evaluate,
+                      const CompletenessOptions& options) {
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
+  const KernelProbe probe(trainable, evaluate, generator);
   const at::NoGradGuard no_grad;
+  const auto orbits_in_units = [&](const at::Tensor& scale) {
+    return Orbits(gauges, params, trainable, scale, generator);
+  };
   // Rounding of a product with a row that is orthogonal in exact arithmetic.
-  check_in_kernel(tangents, probe.seen_of(tangents.rows), 1e4 * trainable.precision());
+  check_in_kernel(orbits_in_units(at::ones_like(probe.scale())), probe.samples(),
+                  1e4 * trainable.precision());
 
   Completeness result;
-  result.method = "estimate";
   result.parameters = trainable.size();
-  const auto known = count_known_(tangents, probe.scale().ne(0).to(at::kDouble), result);
-  // The dimension does not depend on the coordinates.
-  const auto orbits = span_of(unit_rows(known.t() * probe.scale()));
-  auto shares = at::zeros({trainable.size()}, at::kDouble);
-  for (int64_t i = 0; i < options.probes; ++i) {
-    shares += probe.unseen_part(orbits, options.iterations).square();
+  const auto orbits = orbits_in_units(probe.scale());
+  result.explained = orbits.dimension(generator);
+  const int64_t dead = probe.scale().eq(0).sum().item<int64_t>();
+  if (dead > 0) {
+    // Their span with the orbits is that of the dead axes and of what the orbits have beside them.
+    const int64_t beside = result.explained;
+    const auto any = at::where(probe.scale() > 0, probe.scale(), probe.scale().mean());
+    result.explained = orbits_in_units(any).dimension(generator);
+    result.dead = dead + beside - result.explained;
   }
-  shares /= static_cast<double>(options.probes);
-  result.unexplained = shares.sum().item<double>();
+
+  // The sample may be small, but not the number of iterations.
+  const auto affordable = static_cast<int64_t>(std::min(1e15, options.work / probe.work()));
+  const int64_t probes = std::clamp<int64_t>(affordable / options.iterations, 1, options.probes);
+  const int64_t iterations = std::min(options.iterations, affordable / probes);
+  result.method = "estimate after " + std::to_string(iterations) + " iterations";
+  bool converged = true;
+  if (iterations > 0) {
+    auto shares = at::zeros({trainable.size()}, at::kDouble);
+    for (int64_t i = 0; i < probes; ++i) {
+      const auto drawn = at::randn({trainable.size()}, generator, at::kDouble);
+      // Rows are orthogonal to the orbits, so that the iteration does not bring them back, but for
+      // rounding.
+      const auto rest =
+          kernel_part([&](const at::Tensor& each) { return probe.product(each); },
+                      orbits.without(drawn * probe.scale().ne(0)), iterations, nothing_seen);
+      converged = converged && rest.converged;
+      shares += orbits.without(rest.vector).square();
+    }
+    shares /= static_cast<double>(probes);
+    result.unexplained = shares.sum().item<double>();
+    result.per_tensor = by_tensor(shares, trainable);
+  } else {
+    converged = false;
+    result.unexplained = static_cast<double>(trainable.size() - result.explained - result.dead);
+  }
   result.kernel = result.unexplained + static_cast<double>(result.explained + result.dead);
-  result.per_tensor = by_tensor(shares, trainable);
+  if (!converged && result.unexplained > too_loose * static_cast<double>(trainable.size())) {
+    result.method += ": too loose to tell";
+  }
   return result;
 }
 
@@ -172,20 +221,14 @@ Completeness estimate(const Tangents& tangents, const Trainable& trainable,
 
 Completeness completeness(const std::vector<Gauge>& gauges, const Parameters& params,
                           const Evaluate& evaluate, const CompletenessOptions& options) {
-  TORCH_CHECK(options.probes > 0 && options.iterations > 0,
-              "completeness: probes and iterations must be positive, are ", options.probes, " and ",
-              options.iterations);
+  TORCH_CHECK(options.probes > 0 && options.iterations > 0 && options.work > 0,
+              "completeness: probes, iterations and work must be positive, are ", options.probes,
+              ", ", options.iterations, " and ", options.work);
   const Trainable trainable(params);
-  int64_t dimensions = 0;
-  for (const auto& gauge : gauges) dimensions += dimension(gauge, params);
-  const double bytes = 8 * static_cast<double>(dimensions) * static_cast<double>(trainable.size());
-  TORCH_CHECK(bytes <= most_bytes, "completeness: the tangents of ", dimensions, " dimensions at ",
-              trainable.size(), " parameters take ", bytes / 1e9, " GB, more than ",
-              most_bytes / 1e9, "; count a model of smaller width");
-  const auto tangents = tangents_of(gauges, params, trainable);
-  return trainable.size() <= options.exact_up_to
-             ? exact(tangents, params, trainable, evaluate, options)
-             : estimate(tangents, trainable, evaluate, options);
+  if (trainable.size() > options.exact_up_to) {
+    return estimate(gauges, params, trainable, evaluate, options);
+  }
+  return exact(tangents_of(gauges, params, trainable), params, trainable, evaluate, options);
 }
 
 }  // namespace ddc

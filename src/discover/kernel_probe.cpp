@@ -1,9 +1,10 @@
 #include "discover/kernel_probe.h"
 
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/forward_grad.h>
+
+#include <algorithm>
 
 namespace ddc {
 namespace {
@@ -11,8 +12,10 @@ namespace {
 /// Rows per parameter that the batches must have between them, and how many there must be at least; and
 /// how many it takes to tell a parameter that is dead.
 constexpr double rows_per_parameter = 1.5;
-constexpr size_t least_batches = 4;
+constexpr int64_t least_batches = 4;
 constexpr int64_t sampled_batches = 64;
+/// Of small batches it is not the multiplications that take the time but the way to the parameters.
+constexpr double least_positions = 32;
 
 /// A level of forward differentiation. All derivatives of the level are gone with it.
 class ForwardLevel {
@@ -27,97 +30,94 @@ class ForwardLevel {
   uint64_t index_;
 };
 
-double dot(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) {
-    sum += (a[i].to(at::kDouble) * b[i].to(at::kDouble)).sum().item<double>();
-  }
-  return sum;
+double product_of(const at::Tensor& a, const at::Tensor& b) { return at::dot(a, b).item<double>(); }
+
+Visible seen_of(const Evaluation& evaluation, int64_t parameters, uint64_t batch) {
+  const auto seen = loss_by_outputs(evaluation, batch);
+  TORCH_CHECK(seen.defined(), "completeness: the estimate for more than exact_up_to parameters (",
+              parameters, " here) needs `outputs` that the loss is computed from; batch ", batch,
+              " has none");
+  return Visible(seen);
+}
+
+/// What the iteration multiplies with, rather than divides by: zero where nothing is seen.
+at::Tensor units_of(const at::Tensor& scale) {
+  return at::where(scale > 0, scale.reciprocal(), 0.0);
 }
 
 }  // namespace
 
-KernelProbe::KernelProbe(const Trainable& trainable, const Evaluate& evaluate, uint64_t seed)
-    : trainable_(trainable),
-      evaluate_(evaluate),
-      generator_(at::make_generator<at::CPUGeneratorImpl>(seed)),
-      scale_(at::zeros({trainable.size()}, at::kDouble)) {
-  const at::AutoGradMode enable_grad(true);
-  double rows = 0;
-  const double wanted = rows_per_parameter * static_cast<double>(trainable.size());
-  std::vector<at::Tensor> samples;
-  for (int64_t i = 0; i < sampled_batches || rows < wanted; ++i) {
-    const auto batch = static_cast<uint64_t>(i);
-    const auto evaluation = evaluate(batch);
-    const auto seen = loss_by_outputs(evaluation, batch);
-    TORCH_CHECK(seen.defined(), "completeness: the estimate for more than exact_up_to parameters (",
-                trainable.size(), " here) needs `outputs` that the loss is computed from; batch ",
-                batch, " has none");
-    const Visible visible(seen);
-    const auto drawn = at::randn(seen.sizes(), generator_, at::kDouble).to(seen.options());
-    const auto row = trainable.derivative(evaluation.outputs, visible.project(drawn), batch);
-    scale_ += row.square();
-    if (samples.size() < 4) samples.push_back(row);
-    if (rows >= wanted && visible_.size() >= least_batches) continue;
-    const double count = visible.mask.sum().item<double>();
-    TORCH_CHECK(count > 0, "completeness: the loss of batch ", batch, " does not see its outputs");
-    rows += visible.sums_to_zero ? count * (1 - 1 / static_cast<double>(seen.size(-1))) : count;
-    visible_.push_back(visible);
-  }
-  scale_ = scale_.sqrt();
-  samples_ = at::stack(samples);
-}
-
-at::Tensor KernelProbe::seen_of(const at::Tensor& tangents) const {
-  return (tangents.matmul(samples_.t()) / samples_.norm(2, {1})).abs().amax(1);
-}
-
-std::vector<at::Tensor> KernelProbe::forward(const at::Tensor& direction) const {
-  const at::AutoGradMode enable_grad(true);
-  const auto moved = at::where(scale_ > 0, direction / scale_, 0.0);
-  std::vector<at::Tensor> result;
-  for (size_t batch = 0; batch < visible_.size(); ++batch) {
-    const ForwardLevel level;
-    trainable_.set_tangent(moved, level.index());
-    const auto outputs = evaluate_(batch).outputs;
-    const auto& derivative = outputs._fw_grad(level.index());
-    result.push_back(visible_[batch].project(derivative.defined() ? derivative.detach()
-                                                                  : at::zeros_like(outputs)));
+KernelPart kernel_part(const SymmetricProduct& matrix, const at::Tensor& start, int64_t iterations,
+                       double tolerance) {
+  KernelPart result{start.clone()};
+  auto& rest = result.vector;
+  at::Tensor direction;
+  double square = 0;
+  double first = 0;
+  for (; result.iterations < iterations; ++result.iterations) {
+    auto image = matrix(rest);
+    const double next = product_of(rest, image);
+    if (result.iterations == 0) first = next;
+    result.converged = next <= tolerance * tolerance * first;
+    if (result.converged) break;
+    direction = direction.defined() ? image.add_(direction, next / square) : image;
+    square = next;
+    rest.sub_(direction, square / product_of(direction, direction));
   }
   return result;
 }
 
-at::Tensor KernelProbe::backward(const std::vector<at::Tensor>& cotangents) const {
+KernelProbe::KernelProbe(const Trainable& trainable, const Evaluate& evaluate,
+                         const at::Generator& generator)
+    : trainable_(trainable),
+      evaluate_(evaluate),
+      scale_(at::zeros({trainable.size()}, at::kDouble)) {
   const at::AutoGradMode enable_grad(true);
-  auto sum = at::zeros({trainable_.size()}, at::kDouble);
-  for (size_t batch = 0; batch < visible_.size(); ++batch) {
-    sum += trainable_.derivative(evaluate_(batch).outputs, cotangents[batch], batch);
+  double rows = 0;
+  double positions = 0;
+  for (int64_t i = 0; i < sampled_batches; ++i) {
+    const auto batch = static_cast<uint64_t>(i);
+    const auto evaluation = evaluate(batch);
+    const auto visible = seen_of(evaluation, trainable.size(), batch);
+    const auto& mask = visible.mask;
+    const auto drawn = at::randn(mask.sizes(), generator, at::kDouble).to(mask.options());
+    const auto row = trainable.derivative(evaluation.outputs, visible.project(drawn), batch);
+    scale_.addcmul_(row, row);
+    if (samples_.size() < 4) samples_.push_back(row);
+    const double count = mask.sum().item<double>();
+    TORCH_CHECK(count > 0, "completeness: the loss of batch ", batch, " does not see its outputs");
+    const double classes = mask.dim() > 0 ? static_cast<double>(mask.size(-1)) : 1;
+    rows += visible.sums_to_zero ? count * (1 - 1 / classes) : count;
+    positions += static_cast<double>(mask.numel()) / classes;
   }
-  return at::where(scale_ > 0, sum / scale_, 0.0);
+  scale_.sqrt_();
+  const double wanted = rows_per_parameter * static_cast<double>(trainable.size());
+  batches_ = std::max(least_batches, static_cast<int64_t>(wanted * sampled_batches / rows) + 1);
+  work_ = static_cast<double>(batches_) * static_cast<double>(trainable.size()) *
+          std::max(positions / sampled_batches, least_positions);
 }
 
-at::Tensor KernelProbe::unseen_part(const at::Tensor& known, int64_t iterations) {
-  const auto orthogonal = [&](const at::Tensor& vector) {
-    return vector - known.matmul(known.t().matmul(vector));
-  };
-  auto rest = orthogonal(at::randn({trainable_.size()}, generator_, at::kDouble) * scale_.ne(0));
-  auto gradient = forward(rest);
-  auto direction = gradient;
-  double square = dot(gradient, gradient);
-  const double first = square;
-  for (int64_t i = 0; i < iterations && square > 1e-24 * first; ++i) {
-    const auto row = orthogonal(backward(direction));
-    const double length = row.square().sum().item<double>();
-    if (length == 0) break;
-    rest = rest - row * (square / length);
-    gradient = forward(rest);
-    const double next = dot(gradient, gradient);
-    for (size_t b = 0; b < direction.size(); ++b) {
-      direction[b] = gradient[b] + direction[b] * (next / square);
-    }
-    square = next;
+at::Tensor KernelProbe::product(const at::Tensor& direction) const {
+  const at::AutoGradMode enable_grad(true);
+  const auto units = units_of(scale_);
+  const auto moved = direction * units;
+  auto sum = at::zeros_like(moved);
+  for (int64_t i = 0; i < batches_; ++i) {
+    const auto batch = static_cast<uint64_t>(i);
+    at::Tensor derivative;
+    const auto evaluation = [&] {
+      // Gone before the way back, which would differentiate itself otherwise.
+      const ForwardLevel level;
+      trainable_.set_tangent(moved, level.index());
+      auto result = evaluate_(batch);
+      derivative = result.outputs._fw_grad(level.index());
+      return result;
+    }();
+    if (!derivative.defined()) continue;
+    const auto visible = seen_of(evaluation, trainable_.size(), batch);
+    sum += trainable_.derivative(evaluation.outputs, visible.project(derivative.detach()), batch);
   }
-  return rest;
+  return sum.mul_(units);
 }
 
 }  // namespace ddc

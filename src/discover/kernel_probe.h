@@ -4,11 +4,29 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "discover/loss_jacobian.h"
 
 namespace ddc {
+
+/// A symmetric positive semidefinite matrix: its product with a vector.
+using SymmetricProduct = std::function<at::Tensor(const at::Tensor&)>;
+
+struct KernelPart {
+  at::Tensor vector;
+  int64_t iterations = 0;
+  /// Nothing that the matrix sees is left, to the tolerance.
+  bool converged = false;
+};
+
+/// Takes the range of the matrix out of `start`, one product per iteration, and leaves the part in its
+/// kernel: conjugate residuals. After k iterations what is left is the shortest vector of start +
+/// span(A start, .., A^k start), so that what is taken out is always in the range, and what is left never
+/// shorter than the part in the kernel. Memory: four vectors.
+KernelPart kernel_part(const SymmetricProduct& matrix, const at::Tensor& start, int64_t iterations,
+                       double tolerance);
 
 /// The Jacobian of what a loss sees, as an operator: by forward and backward differentiation of a fixed
 /// set of batches, as many as have outputs enough to tell all parameters apart. Parameters are taken in
@@ -16,29 +34,24 @@ namespace ddc {
 /// and the iteration needs fewer steps.
 class KernelProbe {
  public:
-  KernelProbe(const Trainable& trainable, const Evaluate& evaluate, uint64_t seed);
+  KernelProbe(const Trainable& trainable, const Evaluate& evaluate, const at::Generator& generator);
 
   /// Norms of the Jacobian's columns, sampled; zero where no batch sees a parameter.
   const at::Tensor& scale() const { return scale_; }
-  /// How much is seen of each of `tangents` (rows of length one), relative to what is seen of a
-  /// direction at most.
-  at::Tensor seen_of(const at::Tensor& tangents) const;
+  /// Some rows of the Jacobian.
+  const std::vector<at::Tensor>& samples() const { return samples_; }
+  /// Of one product with J^T J: multiplications of an entry of the parameters with one of the batch, about.
+  double work() const { return work_; }
 
-  /// Draws a vector with entries of variance one, orthogonal to the columns of `known`, and removes from
-  /// it what the loss sees: a least-squares fit by the rows of the Jacobian (conjugate gradients). What
-  /// is removed is always seen, so that the expected square of what is left is an upper bound for the
-  /// dimension of the kernel beside `known`, whatever the number of iterations.
-  at::Tensor unseen_part(const at::Tensor& known, int64_t iterations);
+  /// J^T J times the direction, in the units above. One evaluation of every batch.
+  at::Tensor product(const at::Tensor& direction) const;
 
  private:
-  std::vector<at::Tensor> forward(const at::Tensor& direction) const;
-  at::Tensor backward(const std::vector<at::Tensor>& cotangents) const;
-
   const Trainable& trainable_;
   const Evaluate& evaluate_;
-  at::Generator generator_;
-  std::vector<Visible> visible_;
-  at::Tensor samples_;
+  int64_t batches_ = 0;
+  double work_ = 0;
+  std::vector<at::Tensor> samples_;
   at::Tensor scale_;
 };
 

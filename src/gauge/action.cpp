@@ -4,7 +4,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
-#include <map>
 
 #include "gauge/leg_maps.h"
 
@@ -270,6 +269,13 @@ void act_on_gradient_(const std::vector<Gauge>& gauges, const std::vector<GroupE
     act_on_gradient_(gauges[k], element[k], there, gradients);
     act_(gauges[k], element[k], there);
   }
+}
+
+std::map<std::string, at::Tensor> orbit_tangent(const Gauge& gauge, const at::Tensor& element,
+                                                const Parameters& params) {
+  check_element(gauge, element, params);
+  const at::NoGradGuard no_grad;
+  return moved(gauge, element, params, /*tangent=*/true);
 }
 
 at::Tensor orbit_tangents(const Gauge& gauge, const Parameters& params) {

@@ -322,7 +322,7 @@ TEST(Completeness, TheEstimateIsAnUpperBoundThatIterationsLower) {
   const auto late = bound(gauges, 200);
   std::cout << "30 iterations " << early.unexplained << ", 200 " << late.unexplained << " of "
             << late.parameters << "\n";
-  EXPECT_EQ(late.method, "estimate");
+  EXPECT_EQ(late.method, "estimate after 200 iterations");
   EXPECT_EQ(late.parameters, exact.parameters);
   EXPECT_EQ(late.explained, exact.explained);
   EXPECT_EQ(late.dead, 0);
@@ -354,6 +354,56 @@ TEST(Completeness, TheEstimateNamesAWrongGaugeAndNeedsOutputs) {
   gauges[1] = testbeds::with_exponent(gauges[1], gauges[1].legs.size() - 1, -2);
   expect_error([&] { completeness(gauges, params, evaluate, options); },
                {gauges[1].name, "moves what the loss sees"});
+}
+
+CompletenessOptions estimate_of(int64_t iterations) {
+  return {.exact_up_to = 0, .probes = 4, .iterations = iterations};
+}
+
+TEST(Completeness, TheEstimateCountsOverlapsDeadUnitsAndFrozenParametersAsTheExactMethodDoes) {
+  const auto bed = testbeds::relu_chain({.depth = 3, .d_in = 4, .d_hidden = 6, .d_out = 3});
+  const auto params = bed.init(1, at::kDouble);
+  const auto evaluate = squared_error_of(bed, params);
+  auto gauges = bed.gauges(params);
+  const auto agree = [&](const char* what) {
+    const auto exact = completeness(gauges, params, evaluate);
+    const auto found = completeness(gauges, params, evaluate, estimate_of(1));
+    EXPECT_EQ(found.explained, exact.explained) << what << "\n" << described(found);
+    EXPECT_EQ(found.dead, exact.dead) << what << "\n" << described(found);
+    return exact.explained;
+  };
+  EXPECT_EQ(agree("chain"), 12);
+  auto again = gauges[0];
+  again.name = "again";
+  gauges.push_back(again);
+  EXPECT_EQ(agree("one gauge twice"), 12);
+  {
+    const at::NoGradGuard no_grad;
+    params["layers.0.bias"].tensor[2].fill_(-100);
+  }
+  EXPECT_EQ(agree("a dead unit"), 12);
+  at::Tensor(params["layers.2.weight"].tensor).requires_grad_(false);
+  EXPECT_EQ(agree("a frozen layer"), 6);
+}
+
+TEST(Completeness, AnEstimateThatMayNotBeComputedSaysThatItTellsNothing) {
+  const auto bed = small_rms_norm();
+  const auto params = bed.init(1, at::kFloat);
+  const auto gauges = bed.gauges(params);
+  const Evaluate evaluate = [&](uint64_t number) {
+    const auto batch = bed.batch(number, at::kFloat);
+    const auto logits = bed.outputs(params, batch.inputs);
+    return Evaluation(at::cross_entropy_loss(logits.flatten(0, -2), batch.targets.flatten()),
+                      logits);
+  };
+  auto options = estimate_of(100);
+  options.work = 1;
+  const auto found = completeness(gauges, params, evaluate, options);
+  EXPECT_EQ(found.method, "estimate after 0 iterations: too loose to tell");
+  EXPECT_EQ(found.explained, 86) << described(found);
+  EXPECT_EQ(found.unexplained, static_cast<double>(found.parameters - found.explained));
+  options.work = 0;
+  expect_error([&] { completeness(gauges, params, evaluate, options); }, {"work", "0"});
 }
 
 /// In float32 the scale of the residual stream, seen through an eps of 1e-5 alone, is not seen.

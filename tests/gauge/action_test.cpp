@@ -197,14 +197,17 @@ TEST_P(Actions, HaveChargesThatVanish) {
   }
 }
 
-TEST_P(Actions, HaveChargesThatAreDerivativesAlongTheOrbit) {
-  // Of gradients that know nothing of the gauge.
+/// They know nothing of the gauge.
+Parameters random_gradients(const Parameters& params) {
   const auto gradients = params.clone();
-  {
-    const at::NoGradGuard no_grad;
-    auto random = generator(9);
-    for (const auto& [name, tensor] : gradients) at::Tensor(tensor).normal_(0, 1, random);
-  }
+  const at::NoGradGuard no_grad;
+  auto random = generator(9);
+  for (const auto& [name, tensor] : gradients) at::Tensor(tensor).normal_(0, 1, random);
+  return gradients;
+}
+
+TEST_P(Actions, HaveChargesThatAreDerivativesAlongTheOrbit) {
+  const auto gradients = random_gradients(params);
   for (const auto& gauge : gauges()) {
     SCOPED_TRACE(gauge.name);
     const auto charge = noether_charge(gauge, params, gradients);
@@ -221,6 +224,40 @@ TEST_P(Actions, HaveChargesThatAreDerivativesAlongTheOrbit) {
       const auto exact = orbit_tangents(gauge, params).mv(flat(gradients));
       EXPECT_LE(largest(at::stack(along) - exact), 1e-13 * largest(charge.scale));
     }
+  }
+}
+
+TEST_P(Actions, HaveATangentForEveryElementWhoseTransposeIsTheCharge) {
+  const auto gradients = random_gradients(params);
+  for (const auto& gauge : gauges()) {
+    SCOPED_TRACE(gauge.name);
+    // Any sum of generators will do.
+    auto element = identity_element(gauge, params).zero_();
+    const auto spanning = generators(gauge, params);
+    const auto rows = gauge.fixes_ones ? differences(gauge, params) : orbit_tangents(gauge, params);
+    const auto weights = at::randn({std::ssize(spanning)}, generator(4), at::kDouble);
+    for (int64_t i = 0; i < weights.size(0); ++i) element += weights[i] * spanning[i];
+    const auto moved_tensors = orbit_tangent(gauge, element, params);
+    double along = 0;
+    std::vector<at::Tensor> parts;
+    for (const auto& [name, tensor] : params) {
+      const auto found = moved_tensors.find(name);
+      parts.push_back(found == moved_tensors.end() ? at::zeros_like(tensor).detach().flatten()
+                                                   : found->second.flatten());
+      along += (parts.back() * gradients[name].tensor.detach().flatten()).sum().item<double>();
+    }
+    const auto expected = rows.t().mv(weights);
+    EXPECT_LE(largest(at::cat(parts) - expected),
+              (gauge.fixes_ones ? 1e-6 : 1e-13) * largest(expected));
+    const auto charge = noether_charge(gauge, params, gradients);
+    const double twice = gauge.action == Action::rotation ? 2 : 1;
+    EXPECT_NEAR((charge.value * element).sum().item<double>() / twice, along,
+                1e-12 * (charge.scale * element.abs()).sum().item<double>());
+    expect_error(
+        [&] {
+          orbit_tangent(gauge, at::zeros({2, 3, 5, 1}, at::kDouble), params);
+        },
+        {gauge.name, "[2, 3, 5, 1]"});
   }
 }
 

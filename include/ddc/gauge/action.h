@@ -3,6 +3,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -51,6 +52,13 @@ void act_(const std::vector<Gauge>& gauges, const std::vector<GroupElement>& ele
 void act_on_gradient_(const std::vector<Gauge>& gauges, const std::vector<GroupElement>& element,
                       const Parameters& params, const Parameters& gradients);
 
+/// By how much the tensors that a gauge moves move along an element of its Lie algebra, by name, in
+/// float64: the derivative at t = 0 of acting with exp(t element). Elements of the algebra have the shape
+/// of group elements; those of a rotation are antisymmetric, and their rows sum to zero if it
+/// `fixes_ones`. The map is linear, and noether_charge is its transpose.
+std::map<std::string, at::Tensor> orbit_tangent(const Gauge& gauge, const at::Tensor& element,
+                                                const Parameters& params);
+
 /// The orbit's tangent space at `params`: one row per dimension of the group, one column per
 /// parameter entry (tensors flattened, in the order of the table), float64.
 at::Tensor orbit_tangents(const Gauge& gauge, const Parameters& params);
@@ -58,6 +66,9 @@ at::Tensor orbit_tangents(const Gauge& gauge, const Parameters& params);
 /// The Noether charges of a gauge: the derivative of the loss along the orbit, zero on every batch
 /// if the gauge is one. `scale` is the sum of the absolute values of what was added up (for
 /// matrices, a bound of it), against which "zero" has to be judged.
+///
+/// <gradients, orbit_tangent(element)> = <charge, element>, but half of it for a rotation, whose
+/// charges are antisymmetric and have every derivative twice.
 struct Charge {
   at::Tensor value;
   at::Tensor scale;
