@@ -1,0 +1,97 @@
+// Discovery finds, for every network of the zoo and in both precisions, exactly the gauges that the
+// network is known to have, and optimizers can bind them as they are.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "ddc/optim/ddc_bases.h"
+#include "ddc/testbeds/runs.h"
+#include "ddc/testbeds/zoo.h"
+#include "support/discovered.h"
+
+namespace ddc::tests {
+namespace {
+
+using testbeds::OptimizerMaker;
+using testbeds::paired_error;
+using testbeds::zoo;
+using testbeds::zoo_entry;
+using testbeds::ZooEntry;
+
+constexpr double kEquivariant = 1e-9;
+constexpr double kResidual = 1e-9;
+
+SymmetryGroup discovered(const ZooEntry& entry, at::ScalarType type) {
+  const auto params = entry.testbed.init(entry.seed, type);
+  return discover(params, evaluation_of(entry.testbed, params));
+}
+
+double error_of(const ZooEntry& entry, const SymmetryGroup& group, const OptimizerMaker& make) {
+  return paired_error(entry.testbed, group.gauges(), make, {.seed = entry.seed, .steps = 5});
+}
+
+std::vector<std::string> names() {
+  std::vector<std::string> result;
+  for (const auto& entry : zoo()) result.push_back(entry.name);
+  return result;
+}
+
+class DiscoverZoo : public ::testing::TestWithParam<std::string> {
+ protected:
+  ZooEntry entry = zoo_entry(GetParam());
+  /// Tangents are compared in float64 whatever the gauges were found in.
+  Parameters params = entry.testbed.init(entry.seed, at::kDouble);
+  std::vector<Gauge> expected = entry.testbed.gauges(params);
+
+  void expect_exact(const SymmetryGroup& group) {
+    const auto found = group.gauges();
+    EXPECT_EQ(differences(expected, found, params), "");
+    expect_same_span(expected, found, params);
+    for (const auto& finding : group.findings) {
+      EXPECT_EQ(finding.group, group_name(finding.gauge, params)) << finding.gauge.name;
+      EXPECT_EQ(finding.dimension, dimension(finding.gauge, params)) << finding.gauge.name;
+      EXPECT_GT(finding.tolerance, 0) << finding.gauge.name;
+      EXPECT_LE(finding.residual, finding.tolerance) << finding.gauge.name;
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, DiscoverZoo, ::testing::ValuesIn(names()),
+                         [](const auto& instance) { return instance.param; });
+
+TEST_P(DiscoverZoo, FindsExactlyTheGaugesInFloat64AndDDCAdamBindsThem) {
+  const auto group = discovered(entry, at::kDouble);
+  expect_exact(group);
+  for (const auto& finding : group.findings) {
+    EXPECT_LT(finding.residual, kResidual) << finding.gauge.name;
+  }
+  EXPECT_LE(error_of(entry, group, testbeds::ddc_adam(DDCAdamOptions(1e-3))), kEquivariant);
+}
+
+TEST_P(DiscoverZoo, FindsExactlyTheGaugesInFloat32) { expect_exact(discovered(entry, at::kFloat)); }
+
+TEST(DiscoverZooTest, EveryOptimizerBindsWhatIsFound) {
+  struct Base {
+    const char* name;
+    OptimizerMaker make;
+  };
+  const std::vector<Base> bases = {
+      {"Muon", testbeds::ddc_muon(DDCMuonOptions(1e-3).adam_lr(1e-3))},
+      {"Sgd", testbeds::lifted<SgdRule>({.settings = {.lr = 1e-3, .momentum = 0.9}})},
+      {"Shampoo", testbeds::lifted<ShampooRule>({.settings = {.lr = 1e-3}})},
+      {"Soap", testbeds::lifted<SoapRule>({.settings = {.lr = 1e-3}})}};
+  for (const auto* name : {"ln_squared_relu", "rms_partial_rope", "conv_relu"}) {
+    const auto entry = zoo_entry(name);
+    const auto group = discovered(entry, at::kDouble);
+    for (const auto& base : bases) {
+      EXPECT_LE(error_of(entry, group, base.make), kEquivariant) << name << " " << base.name;
+    }
+    // The numbers above would say little if any optimizer passed.
+    EXPECT_GT(error_of(entry, group, testbeds::adamw(1e-3, 0)), 1e-6) << name;
+  }
+}
+
+}  // namespace
+}  // namespace ddc::tests
