@@ -64,6 +64,24 @@ void find_value_exchanges(Search& search) {
   }
 }
 
+bool are_near(size_t a, size_t b) { return a < b + neighbourhood && b < a + neighbourhood; }
+
+/// Matrices that a bias may stand behind: those near it in the table; if none there fits, all that do (an
+/// embedding that makes the logits as well).
+std::vector<size_t> readers_before(const Search& search, size_t bias) {
+  std::vector<size_t> near;
+  std::vector<size_t> all;
+  const int64_t size = search.probe.parameter(bias).tensor.size(0);
+  for (size_t k = 0; k < search.probe.slots().size(); ++k) {
+    const auto& slot = search.slot(k);
+    const auto& weight = search.tensor_of(k).tensor;
+    if (weight.dim() != 2 || weight.size(1 - slot.axis) != size) continue;
+    all.push_back(k);
+    if (are_near(slot.tensor, bias)) near.push_back(k);
+  }
+  return near.empty() ? all : near;
+}
+
 /// Any other vector that one matrix reads as it is: the shift of a norm whose reader is tied, and so
 /// has no gauge of its own.
 void find_single_exchanges(Search& search) {
@@ -86,20 +104,14 @@ void find_single_exchanges(Search& search) {
     const auto gradient = [&](size_t t) {
       return gradients[probe.parameter(t).name].tensor.to(at::kDouble);
     };
-    for (size_t k = 0; k < probe.slots().size(); ++k) {
-      const auto& slot = search.slot(k);
-      const auto& weight = search.tensor_of(k).tensor;
-      if (weight.dim() != 2) continue;
-      const auto near = [&](size_t t) {
-        return t + neighbourhood >= slot.tensor && t <= slot.tensor + neighbourhood;
-      };
-      for (const size_t b : vectors) {
-        if (probe.parameter(b).tensor.size(0) != weight.size(1 - slot.axis) || !near(b)) continue;
-        const auto pulled = at::tensordot(weight.detach().to(at::kDouble), gradient(b),
-                                          {1 - slot.axis}, {0});
+    for (const size_t b : vectors) {
+      for (const size_t k : readers_before(search, b)) {
+        const auto& slot = search.slot(k);
+        const auto pulled = at::tensordot(search.tensor_of(k).tensor.detach().to(at::kDouble),
+                                          gradient(b), {1 - slot.axis}, {0});
         for (const size_t v : vectors) {
-          if (v == b || probe.parameter(v).tensor.size(0) != slot.size || !near(v)) continue;
-          if (sources.count(probe.parameter(v).name) > 0) continue;
+          if (v == b || probe.parameter(v).tensor.size(0) != slot.size) continue;
+          if (!are_near(v, b) || sources.count(probe.parameter(v).name) > 0) continue;
           const auto here = gradient(v);
           auto& [difference, size] = tried[{v, k, b}];
           difference = std::max(difference, (here - pulled).abs().max().item<double>());

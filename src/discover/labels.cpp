@@ -24,7 +24,9 @@ bool is_gated(const Search& search, const Gauge& gauge) {
     const auto& slot = search.slot(k);
     const auto& tensor = search.tensor_of(k);
     if (slot.axis != leg.axis || tensor.tensor.sizes() != in.sizes()) continue;
-    if (!search.is_free(k, 0, slot.size)) continue;
+    const bool own = std::any_of(gauge.legs.begin(), gauge.legs.end(),
+                                 [&](const Leg& other) { return other.tensor == tensor.name; });
+    if (own || !search.is_free(k, 0, slot.size)) continue;
     const bool read_together =
         std::any_of(search.gains.begin(), search.gains.end(), [&](const Gain& gain) {
           const auto reads = [&](const std::string& name) {

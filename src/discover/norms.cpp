@@ -145,7 +145,8 @@ std::string bias_behind(const Search& search, const at::Tensor& charge, double s
 
 /// The null vector next to a reader in the table, if its size is that of the reader's bias: a key's bias
 /// has no gradient, and neither has the mean of its rows.
-std::string null_bias(const Search& search, const Gain::Reader& reader) {
+std::string null_bias(const Search& search, const Gain::Reader& reader,
+                      const std::set<std::string>& taken) {
   const auto& params = search.probe.params();
   const int64_t size = params[reader.weight].tensor.size(1 - reader.axis);
   const size_t here = search.slot(search.slot_of(reader.weight, reader.axis)).tensor;
@@ -154,6 +155,7 @@ std::string null_bias(const Search& search, const Gain::Reader& reader) {
   for (size_t t = 0; t < params.size(); ++t) {
     const auto& vector = search.probe.parameter(t).tensor;
     if (vector.dim() != 1 || !search.is_null(t) || vector.size(0) != size) continue;
+    if (taken.count(search.probe.parameter(t).name) > 0) continue;
     if (best == params.size() || distance(t) < distance(best)) best = t;
   }
   return best < params.size() ? search.probe.parameter(best).name : std::string();
@@ -232,6 +234,7 @@ void Search::find_gain_gauges() {
     }
   }
   const auto charges = kernel_charges(*this, without_bias);
+  std::set<std::string> taken;
   std::vector<Gauge> candidates;
   for (size_t k = 0; k < without_bias.size(); ++k) {
     const auto& gain = gains[of[k].first];
@@ -239,10 +242,11 @@ void Search::find_gain_gauges() {
     const bool zero = charges.is_zero(k, probe.zero());
     if (!gain.shift.empty() && !gain.on_output && reader.bias.empty()) {
       reader.bias =
-          zero ? null_bias(*this, reader)
+          zero ? null_bias(*this, reader, taken)
                : bias_behind(*this, at::stack(charges.value[k]), charges.scale[k],
                              read_of_shift(*this, gain.gain, gain.offset, gain.shift));
     }
+    if (zero) taken.insert(reader.bias);
     if (zero || !reader.bias.empty()) candidates.push_back(kernel_shift(*this, gain, reader));
   }
   for (const auto& gain : gains) {

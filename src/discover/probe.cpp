@@ -31,6 +31,16 @@ double root_mean_square(const at::Tensor& values) {
   return norm / std::sqrt(static_cast<double>(std::max<int64_t>(values.numel(), 1)));
 }
 
+/// The median of absolute values, which single large ones (the bias of a unit that is switched off) do
+/// not change, of at most so many entries; if that is zero, the root of the mean square.
+double typical_size(const at::Tensor& tensor) {
+  constexpr int64_t looked_at = 10000;
+  const auto flat = tensor.detach().reshape({-1});
+  const int64_t step = (flat.numel() + looked_at - 1) / looked_at;
+  const double median = flat.slice(0, 0, flat.numel(), step).abs().median().item<double>();
+  return median > 0 ? 1.5 * median : root_mean_square(flat);
+}
+
 at::Tensor stacked(const std::vector<at::Tensor>& per_batch, int64_t offset, int64_t size) {
   std::vector<at::Tensor> rows;
   rows.reserve(per_batch.size());
@@ -47,6 +57,8 @@ Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed)
   for (const auto& [name, tensor] : params_) {
     epsilon_ = std::max(epsilon_, epsilon_of(tensor.scalar_type()));
     entries_ += tensor.numel();
+    const double size = typical_size(tensor);
+    width_.push_back((size > 0 ? size / 4 : 0.2) * std::sqrt(3.0));
     for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
       slots_.push_back({index, axis, tensor.size(axis)});
       scale_offset_.push_back(scale_offset_.back() + tensor.size(axis));
@@ -62,12 +74,11 @@ void Probe::move_to(uint64_t batch) const {
   const auto generator = at::detail::createCPUGenerator(seed_ + batch);
   size_t k = 0;
   for (const auto& [name, tensor] : params_) {
-    const auto& value = restore_.saved()[k++];
-    const double size = root_mean_square(value);
-    const double width = (size > 0 ? size / 4 : 0.2) * std::sqrt(3.0);
+    const auto& value = restore_.saved()[k];
     auto noise = at::empty(tensor.sizes(), at::kFloat);
-    noise.uniform_(-width, width, generator);
+    noise.uniform_(-width_[k], width_[k], generator);
     at::Tensor(tensor).copy_(value).add_(noise.to(tensor.options()));
+    ++k;
   }
 }
 

@@ -38,6 +38,7 @@ class Probe {
 
   /// More than a million parameters: charges of many batches would need much room.
   bool is_large() const { return entries_ > 1000000; }
+  bool is_small() const { return entries_ < 50000; }
   /// Precision of the parameters' type: the coarsest if there are several.
   double epsilon() const { return epsilon_; }
   /// A charge relative to its terms below this is zero: what gradients of deep networks lose to
@@ -89,6 +90,8 @@ class Probe {
   std::vector<Slot> slots_;
   double epsilon_ = 0;
   int64_t entries_ = 0;
+  /// By how much the entries of each tensor are moved, at most.
+  std::vector<double> width_;
   /// Where the charges of a slot begin among those of all.
   std::vector<int64_t> scale_offset_;
   std::vector<int64_t> shift_offset_;

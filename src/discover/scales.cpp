@@ -33,6 +33,7 @@ constexpr size_t window_of_heads = 12;
 /// More batches than this are not drawn. Heads so small that they would need it have to be hinted at.
 constexpr int64_t most_batches = 160;
 constexpr int64_t most_batches_of_large = 24;
+constexpr int64_t most_batches_of_small = 400;
 
 struct Column {
   Piece piece;
@@ -212,8 +213,10 @@ bool find_at(Search& search, const Cut& cut) {
   // everything is related.
   const auto in_window = static_cast<int64_t>(most_in_window(position, options.window));
   const auto wanted = 2 * in_window / cut.view.channels() + 3;
-  const bool few = search.probe.is_large() && !cut.hinted;
-  if (wanted > (few ? most_batches_of_large : most_batches)) return false;
+  const int64_t most = search.probe.is_small()                       ? most_batches_of_small
+                       : search.probe.is_large() && !cut.hinted ? most_batches_of_large
+                                                                 : most_batches;
+  if (wanted > most) return false;
   search.probe.draw(wanted);
   std::vector<at::Tensor> values;
   for (const auto& column : columns) {

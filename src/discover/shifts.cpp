@@ -85,16 +85,35 @@ std::vector<std::vector<Exchange>> grouped(const std::vector<Exchange>& exchange
   return groups;
 }
 
+/// The sign with which each tensor takes part, one for all classes: the signs of a class as a whole mean
+/// nothing, and are turned to those of the classes before it.
+std::map<size_t, double> signs_of(std::vector<Exchange> classes) {
+  std::map<size_t, double> sign;
+  while (!classes.empty()) {
+    auto next = std::find_if(classes.begin(), classes.end(), [&](const Exchange& exchange) {
+      return std::any_of(exchange.rows_of_slot.begin(), exchange.rows_of_slot.end(),
+                         [&](const auto& entry) { return sign.count(entry.first) > 0; });
+    });
+    if (next == classes.end()) next = classes.begin();
+    double turn = 1;
+    for (const auto& [slot, rows] : next->rows_of_slot) {
+      if (sign.count(slot) > 0) turn = sign[slot] * rows.begin()->second;
+    }
+    for (const auto& [slot, rows] : next->rows_of_slot) {
+      sign.emplace(slot, turn * rows.begin()->second);
+    }
+    classes.erase(next);
+  }
+  return sign;
+}
+
 /// Rows of tables; several classes of them.
 Gauge row_exchange(const Search& search, const std::vector<Exchange>& classes) {
   Gauge gauge;
   gauge.kind = "embedding exchange";
   gauge.action = Action::shift;
   gauge.channels = static_cast<int64_t>(classes.size());
-  std::map<size_t, double> sign;
-  for (const auto& exchange : classes) {
-    for (const auto& [slot, rows] : exchange.rows_of_slot) sign[slot] = rows.begin()->second;
-  }
+  const auto sign = signs_of(classes);
   for (const auto& [slot, value] : sign) {
     Leg leg;
     leg.tensor = search.tensor_of(slot).name;
