@@ -149,7 +149,8 @@ std::vector<Relation> sparse_relations(const at::Tensor& columns,
   if (order.empty()) return result;
   const size_t first = position[order.front()];
   const size_t last = position[order.back()];
-  if (order.size() <= options.few / 4 || last - first < options.window) {
+  const bool enough_rows = columns.size(0) * 2 >= static_cast<int64_t>(order.size()) * 3;
+  if ((order.size() <= options.few / 4 && enough_rows) || last - first < options.window) {
     add(order);
     return result;
   }
@@ -170,7 +171,7 @@ std::vector<Relation> sparse_relations(const at::Tensor& columns,
   for (const size_t k : order) {
     if (explained.count(k) == 0) rest.push_back(k);
   }
-  if (rest.size() <= options.few) add(rest);
+  if (rest.size() <= options.few && columns.size(0) > static_cast<int64_t>(rest.size())) add(rest);
   return result;
 }
 

@@ -132,8 +132,10 @@ void orient_(const Search& search, std::vector<Piece>& pieces) {
   const double sign = !has_both ? (pieces.front().exponent > 0 ? 1 : -1)
                                 : (rank(1) <= rank(-1) ? 1 : -1);
   for (auto& piece : pieces) piece.exponent *= sign;
-  std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
-    return (a.exponent > 0) > (b.exponent > 0);
+  // Weights before their biases: the first leg gives a gauge its name, and a gain its unit.
+  std::stable_sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) {
+    return std::tuple(a.exponent < 0, search.is_vector(a.slot)) <
+           std::tuple(b.exponent < 0, search.is_vector(b.slot));
   });
 }
 
