@@ -11,8 +11,6 @@ namespace ddc {
 namespace {
 
 constexpr int64_t batches = 3;
-constexpr size_t neighbourhood = 24;
-
 Gauge exchange(const Leg& source, const Leg& reader, const std::string& bias, int64_t channels) {
   Gauge gauge;
   gauge.name = source.tensor + ":exchange";
@@ -64,8 +62,6 @@ void find_value_exchanges(Search& search) {
   }
 }
 
-bool are_near(size_t a, size_t b) { return a < b + neighbourhood && b < a + neighbourhood; }
-
 /// Matrices that a bias may stand behind: those near it in the table; if none there fits, all that do (an
 /// embedding that makes the logits as well).
 std::vector<size_t> readers_before(const Search& search, size_t bias) {
@@ -77,7 +73,7 @@ std::vector<size_t> readers_before(const Search& search, size_t bias) {
     const auto& weight = search.tensor_of(k).tensor;
     if (weight.dim() != 2 || weight.size(1 - slot.axis) != size) continue;
     all.push_back(k);
-    if (are_near(slot.tensor, bias)) near.push_back(k);
+    if (search.are_near(slot.tensor, bias)) near.push_back(k);
   }
   return near.empty() ? all : near;
 }
@@ -111,7 +107,7 @@ void find_single_exchanges(Search& search) {
                                           gradient(b), {1 - slot.axis}, {0});
         for (const size_t v : vectors) {
           if (v == b || probe.parameter(v).tensor.size(0) != slot.size) continue;
-          if (!are_near(v, b) || sources.count(probe.parameter(v).name) > 0) continue;
+          if (!search.are_near(v, b) || sources.count(probe.parameter(v).name) > 0) continue;
           const auto here = gradient(v);
           auto& [difference, size] = tried[{v, k, b}];
           difference = std::max(difference, (here - pulled).abs().max().item<double>());

@@ -88,11 +88,6 @@ Gauge shift_exchange(const Gain& gain, int64_t size) {
   return gauge;
 }
 
-/// Tensors further apart than this in the table are not tried together.
-constexpr size_t neighbourhood = 24;
-
-bool are_neighbours(size_t a, size_t b) { return a < b ? b - a <= neighbourhood : a - b <= neighbourhood; }
-
 /// What the kernel shifts of readers, without regard to biases, have for charges.
 struct KernelCharges {
   std::vector<std::vector<at::Tensor>> value;  ///< [gauge][batch]
@@ -182,7 +177,7 @@ void Search::find_gains() {
     for (size_t k = 0; k < probe.slots().size(); ++k) {
       const auto& weight = tensor_of(k);
       if (weight.tensor.dim() != 2 || slot(k).size != size) continue;
-      if (!are_neighbours(slot(k).tensor, slot(v).tensor)) continue;
+      if (!are_near(slot(k).tensor, slot(v).tensor)) continue;
       if (read.count({weight.name, slot(k).axis}) > 0 || !is_free(k, 0, size)) continue;
       const Gain::Reader reader{weight.name, slot(k).axis, {}};
       candidates.push_back(
@@ -204,7 +199,7 @@ void Search::find_gains() {
     }
     for (size_t s = 0; s < probe.slots().size(); ++s) {
       const bool tried = is_vector(s) && s != v && slot(s).size == slot(v).size &&
-                         are_neighbours(slot(s).tensor, slot(v).tensor) &&
+                         are_near(slot(s).tensor, slot(v).tensor) &&
                          (norm.shift.empty() || norm.shift == tensor_of(s).name);
       if (!tried || is_null(slot(s).tensor)) continue;
       reader.bias = bias_behind(*this, at::stack(charges.value[k]), charges.scale[k],

@@ -59,7 +59,8 @@ namespace {
 
 /// Columns whose charges are too small beside those of the others to show in a null space are members
 /// too if, added to the sum of the sure ones, they take it closer to zero.
-std::vector<size_t> with_small_members(const at::Tensor& columns, const std::vector<size_t>& sure) {
+std::vector<size_t> with_small_members(const at::Tensor& columns, const std::vector<size_t>& sure,
+                                       double zero) {
   auto members = sure;
   std::vector<int64_t> others;
   auto sum = at::zeros({columns.size(0)}, at::kDouble);
@@ -74,7 +75,7 @@ std::vector<size_t> with_small_members(const at::Tensor& columns, const std::vec
   const auto rest = columns.index_select(1, at::tensor(others, at::kLong));
   const auto norms = rest.norm(2, {0}).clamp_min(1e-300);
   const auto weights =
-      std::get<0>(at::linalg_lstsq(rest / norms, -sum.unsqueeze(1), 1e-12, "gelsd")).squeeze(1) /
+      std::get<0>(at::linalg_lstsq(rest / norms, -sum.unsqueeze(1), zero, "gelsd")).squeeze(1) /
       norms;
   for (size_t k = 0; k < others.size(); ++k) {
     const double weight = weights[static_cast<int64_t>(k)].item<double>();
@@ -125,7 +126,7 @@ void Search::find_residual_rotation() {
       return !legs[k].legs.front().through.empty();
     });
     if (!equal || !read) continue;
-    auto gauge = stream_rotation(legs, with_small_members(charges, relation.columns));
+    auto gauge = stream_rotation(legs, with_small_members(charges, relation.columns, probe.zero()));
     gauge.fixes_ones = !add_if_conserved(gauge);
     if (gauge.fixes_ones && !add_if_conserved(gauge)) continue;
     for (const auto& leg : gauge.legs) {

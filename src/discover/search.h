@@ -93,6 +93,12 @@ struct Search {
   bool is_vector(size_t k) const { return tensor_of(k).tensor.dim() == 1; }
   /// The loss is blind to the tensor altogether, up to rounding.
   bool is_null(size_t tensor) const { return null_[tensor]; }
+  /// Whether two tensors are tried together where all pairs would be many: those of a small model, and
+  /// neighbours in the table.
+  bool are_near(size_t a, size_t b) const {
+    constexpr size_t neighbourhood = 24;
+    return probe.is_small() || (a < b + neighbourhood && b < a + neighbourhood);
+  }
   bool is_free(size_t slot, int64_t first, int64_t count) const;
   void mark(size_t slot, int64_t first, int64_t count);
   size_t slot_of(const std::string& tensor, int64_t axis) const;
