@@ -47,9 +47,8 @@ std::vector<Model> make_models() {
        }},
   };
   for (const auto& entry : testbeds::zoo()) {
-    all.push_back({entry.name, entry.description, [name = entry.name] {
-                     return testbeds::zoo_entry(name).testbed;
-                   }});
+    all.push_back({entry.name, entry.description,
+                   [name = entry.name] { return testbeds::zoo_entry(name).testbed; }});
   }
   return all;
 }

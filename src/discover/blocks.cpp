@@ -88,8 +88,8 @@ void Search::find_blocks() {
     if (scales[k].view.rotary > 0 || !can_mix(*this, scales[k])) continue;
     const int64_t n = scales[k].view.size;
     which.push_back(k);
-    whole.push_back(with_channels(*this, scales[k], Action::linear, n, n,
-                                  [](int64_t i) { return i; }));
+    whole.push_back(
+        with_channels(*this, scales[k], Action::linear, n, n, [](int64_t i) { return i; }));
     whole.back().name = "all of it";
   }
   std::vector<at::Tensor> rows(whole.size());
@@ -194,10 +194,9 @@ void Search::find_plane_gauges() {
       }
       continue;
     }
-    add(with_channels(*this, match, Action::rotation, 2, view.rotary,
-                      [&](int64_t i) {
-                        return i < view.rotary ? 2 * view.channel(i) + view.side(i) : -1;
-                      }),
+    add(with_channels(
+            *this, match, Action::rotation, 2, view.rotary,
+            [&](int64_t i) { return i < view.rotary ? 2 * view.channel(i) + view.side(i) : -1; }),
         "qk_torus");
     if (view.rotary < view.size) {
       std::set<size_t> slots;
@@ -293,8 +292,7 @@ bool find_rotations_at(Search& search, const Pieces& pieces,
   RelationOptions options;
   options.tolerance = search.probe.zero();
   std::map<std::set<size_t>, ScaleMatch> matches;
-  for (const auto& relation :
-       sparse_relations(at::stack(columns, 1), position, options)) {
+  for (const auto& relation : sparse_relations(at::stack(columns, 1), position, options)) {
     std::vector<Piece> found;
     std::set<size_t> slots;
     for (size_t k = 0; k < relation.columns.size(); ++k) {
@@ -314,13 +312,12 @@ bool find_rotations_at(Search& search, const Pieces& pieces,
   bool any = false;
   for (auto& [slots, match] : matches) {
     const int64_t turned = view.rotary;
-    auto gauge =
-        turned == 0
-            ? with_channels(search, match, Action::rotation, view.size, view.size,
-                            [](int64_t i) { return i; })
-            : with_channels(search, match, Action::rotation, 2, turned, [&](int64_t i) {
-                return i < turned ? 2 * view.channel(i) + view.side(i) : -1;
-              });
+    auto gauge = turned == 0
+                     ? with_channels(search, match, Action::rotation, view.size, view.size,
+                                     [](int64_t i) { return i; })
+                     : with_channels(search, match, Action::rotation, 2, turned, [&](int64_t i) {
+                         return i < turned ? 2 * view.channel(i) + view.side(i) : -1;
+                       });
     gauge.name = gauge.legs.front().tensor + (turned == 0 ? ":qk_rotation" : ":qk_torus");
     for (auto& leg : gauge.legs) leg.head_size = view.size;
     if (!search.add_if_conserved(std::move(gauge))) continue;
@@ -344,7 +341,8 @@ void Search::add_null_biases() {
     for (const auto& leg : gauge.legs) {
       for (const auto& gain : gains) {
         for (const auto& reader : gain.readers) {
-          if (reader.weight != leg.tensor || reader.axis == leg.axis || reader.bias.empty()) continue;
+          if (reader.weight != leg.tensor || reader.axis == leg.axis || reader.bias.empty())
+            continue;
           if (!is_null(slot(slot_of(reader.bias, 0)).tensor)) continue;
           biases.push_back(leg);
           biases.back().tensor = reader.bias;

@@ -128,12 +128,14 @@ class Judge {
       const auto found = std::find_if(kinds.begin(), kinds.end(), [&](const auto& kind) {
         return kind.front().kind == gauge.kind && kind.front().action == gauge.action;
       });
-      found == kinds.end() ? kinds.push_back({std::move(gauge)}) : found->push_back(std::move(gauge));
+      found == kinds.end() ? kinds.push_back({std::move(gauge)})
+                           : found->push_back(std::move(gauge));
     }
     bool together = false;
     for (auto& kind : kinds) together = try_kind(kind) || together;
     if (together) {
-      group_.notes.push_back("gauges of one kind were tried together: their residual is that of all");
+      group_.notes.push_back(
+          "gauges of one kind were tried together: their residual is that of all");
     }
   }
 
@@ -218,7 +220,8 @@ class Judge {
     }
     auto options = quick_;
     options.shrink = tensors.size() == legs;
-    const auto verdict = kind.size() == 1 || shifts ? Verdict{} : gate(kind, params_, evaluate_, options);
+    const auto verdict =
+        kind.size() == 1 || shifts ? Verdict{} : gate(kind, params_, evaluate_, options);
     if (!verdict.passed) {
       for (auto& gauge : kind) try_one(gauge, /*alone=*/false);
       return false;
@@ -291,7 +294,8 @@ SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
   find(moving, evaluate, options, report, group);
   if (options.engagement_steps > 0 && !group.findings.empty()) {
     report("engagement");
-    const auto moved = engagement(group.gauges(), moving, evaluate, {.steps = options.engagement_steps});
+    const auto moved =
+        engagement(group.gauges(), moving, evaluate, {.steps = options.engagement_steps});
     for (size_t k = 0; k < moved.size(); ++k) group.findings[k].engagement = moved[k];
   }
   if (options.completeness) {

@@ -27,7 +27,7 @@ void add_heads(const Search& search, std::vector<Gauge>& result) {
     auto gauge = with_channels(search, match, Action::linear, match.view.size, match.view.size,
                                [](int64_t i) { return i; });
     gauge.kind = "QK linear";
-    gauge.name = gauge.legs.front().tensor + ":qk_linear";
+    gauge.name = gauge.legs.front().tensor + ":qk_linear:whole_heads";
     result.push_back(std::move(gauge));
   }
   // Two readers of one norm that nothing explains along their rows, cut into heads as the values are.
@@ -61,8 +61,8 @@ void add_heads(const Search& search, std::vector<Gauge>& result) {
   for (const auto& gauge : search.gauges) {
     // Behind a norm of each head turns what does not scale.
     if (gauge.action != Action::rotation || gauge.kind == "residual rotation") continue;
-    const bool scales = std::any_of(
-        search.gauges.begin(), search.gauges.end(), [&](const Gauge& other) {
+    const bool scales =
+        std::any_of(search.gauges.begin(), search.gauges.end(), [&](const Gauge& other) {
           return (other.action == Action::scale || other.action == Action::linear) &&
                  std::any_of(other.legs.begin(), other.legs.end(), [&](const Leg& leg) {
                    return leg.tensor == gauge.legs.front().tensor &&
@@ -113,8 +113,7 @@ void add_rescales(const Search& search, std::vector<Gauge>& result) {
         gauge.legs.push_back({.tensor = bias.name});
         break;
       }
-      gauge.legs.push_back(
-          {.tensor = search.tensor_of(j).name, .axis = out.axis, .exponent = -1});
+      gauge.legs.push_back({.tensor = search.tensor_of(j).name, .axis = out.axis, .exponent = -1});
       result.push_back(std::move(gauge));
       break;
     }

@@ -104,9 +104,9 @@ void label_(const Search& search, Gauge& gauge) {
 
 void label_shift_(const Search& search, Gauge& gauge, bool shifts_logits) {
   const auto& tensor = search.probe.params()[gauge.legs.front().tensor];
-  gauge.kind = !shifts_logits               ? "residual mean shift"
+  gauge.kind = !shifts_logits             ? "residual mean shift"
                : tensor.tensor.dim() == 1 ? "CE bias shift"
-                                            : "CE row shift";
+                                          : "CE row shift";
   gauge.name = tensor.name + (shifts_logits ? ":shift" : ":mean");
 }
 

@@ -30,8 +30,10 @@ std::optional<Gain> as_gain(const Search& search, const ScaleMatch& match) {
       continue;
     }
     gain.readers.push_back({tensor.name, search.slot(piece.slot).axis, {}});
-    if (search.is_vector(piece.slot)) gain.on_output = true;
-    else matrices = true;
+    if (search.is_vector(piece.slot))
+      gain.on_output = true;
+    else
+      matrices = true;
   }
   if (!matrices || vectors.empty() || vectors.size() > 2) return {};
   // Rows alone, and no shift beside the gain: it is what the layer's output is multiplied by.
@@ -223,8 +225,8 @@ void Search::find_gain_gauges() {
   for (size_t g = 0; g < gains.size(); ++g) {
     for (size_t r = 0; r < gains[g].readers.size(); ++r) {
       if (probe.params()[gains[g].readers[r].weight].tensor.dim() > 2) continue;
-      without_bias.push_back(kernel_shift(*this, gains[g], {gains[g].readers[r].weight,
-                                                            gains[g].readers[r].axis, {}}));
+      without_bias.push_back(kernel_shift(
+          *this, gains[g], {gains[g].readers[r].weight, gains[g].readers[r].axis, {}}));
       of.emplace_back(g, r);
     }
   }
@@ -236,10 +238,9 @@ void Search::find_gain_gauges() {
     auto& reader = gains[of[k].first].readers[of[k].second];
     const bool zero = charges.is_zero(k, probe.zero());
     if (!gain.shift.empty() && !gain.on_output && reader.bias.empty()) {
-      reader.bias =
-          zero ? null_bias(*this, reader, taken)
-               : bias_behind(*this, at::stack(charges.value[k]), charges.scale[k],
-                             read_of_shift(*this, gain.gain, gain.offset, gain.shift));
+      reader.bias = zero ? null_bias(*this, reader, taken)
+                         : bias_behind(*this, at::stack(charges.value[k]), charges.scale[k],
+                                       read_of_shift(*this, gain.gain, gain.offset, gain.shift));
     }
     if (zero) taken.insert(reader.bias);
     if (zero || !reader.bias.empty()) candidates.push_back(kernel_shift(*this, gain, reader));

@@ -1,8 +1,8 @@
 #include "probe.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
@@ -145,8 +145,7 @@ at::Tensor Probe::totals() const {
   size_t slot = 0;
   for (size_t k = 0; k < params_.size(); ++k) {
     const auto dim = parameter(k).tensor.dim();
-    columns.push_back(dim > 0 ? scale_charge(slot).sum(1)
-                              : at::zeros({batches()}, at::kDouble));
+    columns.push_back(dim > 0 ? scale_charge(slot).sum(1) : at::zeros({batches()}, at::kDouble));
     slot += static_cast<size_t>(dim);
   }
   return at::stack(columns, 1);

@@ -74,7 +74,8 @@ class Probe {
   double gradient_size(size_t tensor) const;
 
   /// Calls `use` with the gradients of the first few batches, the parameters being where they belong.
-  void each_batch(int64_t batches, const std::function<void(const Parameters& gradients)>& use) const;
+  void each_batch(int64_t batches,
+                  const std::function<void(const Parameters& gradients)>& use) const;
   /// Calls `use` with every gauge's number and its charge, for the first few batches, one after the
   /// other: charges of large blocks are not kept. The parameters are where they belong then.
   void each_charge(const std::vector<Gauge>& gauges, int64_t batches,

@@ -314,8 +314,8 @@ std::string measured(const Gauge& gauge, const Parameters& params, const Evaluat
   }
   out.precision(2);
   const bool outputs = verdict.worst == "outputs";
-  out << (outputs ? "the outputs change by " : "the loss changes by ") << verdict.residual << " of what a random move does, where rounding allows "
-      << verdict.tolerance;
+  out << (outputs ? "the outputs change by " : "the loss changes by ") << verdict.residual
+      << " of what a random move does, where rounding allows " << verdict.tolerance;
   return out.str();
 }
 

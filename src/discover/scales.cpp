@@ -129,8 +129,8 @@ void orient_(const Search& search, std::vector<Piece>& pieces) {
                                     [](const Piece& piece) { return piece.exponent < 0; }) &&
                         std::any_of(pieces.begin(), pieces.end(),
                                     [](const Piece& piece) { return piece.exponent > 0; });
-  const double sign = !has_both ? (pieces.front().exponent > 0 ? 1 : -1)
-                                : (rank(1) <= rank(-1) ? 1 : -1);
+  const double sign =
+      !has_both ? (pieces.front().exponent > 0 ? 1 : -1) : (rank(1) <= rank(-1) ? 1 : -1);
   for (auto& piece : pieces) piece.exponent *= sign;
   // Weights before their biases: the first leg gives a gauge its name, and a gain its unit.
   std::stable_sort(pieces.begin(), pieces.end(), [&](const Piece& a, const Piece& b) {
@@ -215,9 +215,9 @@ bool find_at(Search& search, const Cut& cut) {
   // everything is related.
   const auto in_window = static_cast<int64_t>(most_in_window(position, options.window));
   const auto wanted = 2 * in_window / cut.view.channels() + 3;
-  const int64_t most = search.probe.is_small()                       ? most_batches_of_small
+  const int64_t most = search.probe.is_small()                  ? most_batches_of_small
                        : search.probe.is_large() && !cut.hinted ? most_batches_of_large
-                                                                 : most_batches;
+                                                                : most_batches;
   if (wanted > most) return false;
   search.probe.draw(wanted);
   std::vector<at::Tensor> values;
@@ -241,9 +241,8 @@ bool find_at(Search& search, const Cut& cut) {
   if (cut.look_only) return !order.empty();
   for (const auto& signature : order) {
     auto& matches = of_signature[signature];
-    std::sort(matches.begin(), matches.end(), [](const auto& a, const auto& b) {
-      return a.front().first < b.front().first;
-    });
+    std::sort(matches.begin(), matches.end(),
+              [](const auto& a, const auto& b) { return a.front().first < b.front().first; });
     for (const auto& pieces : matches) {
       for (const auto& piece : pieces) {
         search.mark(piece.slot, piece.first, cut.view.size * piece.run);
@@ -254,7 +253,9 @@ bool find_at(Search& search, const Cut& cut) {
   return !order.empty();
 }
 
-std::vector<int64_t> descending(std::set<int64_t> values) { return {values.rbegin(), values.rend()}; }
+std::vector<int64_t> descending(std::set<int64_t> values) {
+  return {values.rbegin(), values.rend()};
+}
 
 /// Sizes that heads can have: what divides an axis that has no part in a gauge yet.
 std::vector<int64_t> divisors_of_free_axes(const Search& search) {
@@ -319,7 +320,8 @@ bool has_unexplained_relation(Search& search) {
   const auto norms = totals.norm(2, {0});
   for (int64_t start = 0; start < tensors; start += std::max<int64_t>(1, window / 2)) {
     const int64_t size = std::min(window, tensors - start);
-    const auto unit = totals.narrow(1, start, size) / norms.narrow(0, start, size).clamp_min(1e-300);
+    const auto unit =
+        totals.narrow(1, start, size) / norms.narrow(0, start, size).clamp_min(1e-300);
     const auto basis = null_basis(unit, probe.zero());
     std::vector<at::Tensor> known;
     const auto add_known = [&](const at::Tensor& vector) {

@@ -131,7 +131,8 @@ Gauge row_exchange(const Search& search, const std::vector<Exchange>& classes) {
       }
     }
     // Rows that no batch has shown follow the others.
-    if (classes_here == 1) std::replace(leg.channel_of.begin(), leg.channel_of.end(), int64_t{-1}, only_class);
+    if (classes_here == 1)
+      std::replace(leg.channel_of.begin(), leg.channel_of.end(), int64_t{-1}, only_class);
     gauge.legs.push_back(std::move(leg));
   }
   return gauge;
@@ -143,8 +144,7 @@ Gauge vector_exchange(const Search& search, const Exchange& exchange) {
   gauge.action = Action::shift;
   for (const auto& [slot, rows] : exchange.rows_of_slot) {
     gauge.channels = search.slot(slot).size;
-    gauge.legs.push_back(
-        {.tensor = search.tensor_of(slot).name, .exponent = rows.begin()->second});
+    gauge.legs.push_back({.tensor = search.tensor_of(slot).name, .exponent = rows.begin()->second});
   }
   return gauge;
 }
@@ -174,20 +174,21 @@ void Search::find_shifts() {
     gauge.name = tensor.name + ":shift";
     gauge.kind = "shift";
     gauge.channels = 1;
-    gauge.legs = {{.tensor = tensor.name,
-                   .axis = here.axis,
-                   .channel_of = channel_maps::whole(here.size)}};
+    gauge.legs = {
+        {.tensor = tensor.name, .axis = here.axis, .channel_of = channel_maps::whole(here.size)}};
     gauges.push_back(std::move(gauge));
   }
   std::set<int64_t> lengths;
   for (size_t k = 0; k < probe.slots().size(); ++k) {
     const auto& tensor = tensor_of(k).tensor;
-    if (slot(k).axis == 0) lengths.insert(tensor.dim() == 1 ? slot(k).size : tensor.numel() / slot(k).size);
+    if (slot(k).axis == 0)
+      lengths.insert(tensor.dim() == 1 ? slot(k).size : tensor.numel() / slot(k).size);
   }
   for (const int64_t length : lengths) {
     const auto columns = addends(*this, length, shifted);
     if (columns.size() < 2 || length < 2) continue;
-    const auto wanted = static_cast<int64_t>(2 * std::min<size_t>(columns.size(), 700)) / length + 3;
+    const auto wanted =
+        static_cast<int64_t>(2 * std::min<size_t>(columns.size(), 700)) / length + 3;
     if (wanted > most_batches) continue;
     probe.draw(wanted);
     if (probe.shift_batches() < wanted) continue;

@@ -15,7 +15,7 @@ namespace ddc {
 namespace {
 
 /// Lines are kept to about this width by leaving out tensors.
-constexpr size_t kWidth = 140;
+constexpr size_t kWidth = 200;
 constexpr size_t kFewest = 24;
 
 std::string formatted(const char* format, double value) {
@@ -239,6 +239,8 @@ void print_completeness(std::ostream& out, const Completeness& completeness) {
   Column tensor{"unexplained in"};
   Column dimensions{"dim", {}, true};
   for (const auto& share : completeness.per_tensor) {
+    if (share.dimensions < 0.005 && share.tensor != completeness.per_tensor.front().tensor)
+      continue;
     tensor.cells.push_back(share.tensor);
     dimensions.cells.push_back(formatted("%.2f", share.dimensions));
   }

@@ -1,8 +1,10 @@
 // Discovery finds, for every network of the zoo and in both precisions, exactly the gauges that the
 // network is known to have, and optimizers can bind them as they are.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -90,6 +92,70 @@ TEST(DiscoverZooTest, EveryOptimizerBindsWhatIsFound) {
     }
     // The numbers above would say little if any optimizer passed.
     EXPECT_GT(error_of(entry, group, testbeds::adamw(1e-3, 0)), 1e-6) << name;
+  }
+}
+
+/// What a model that differs in one respect has, why this one has not, and of which tensor that is said.
+struct ExpectedRefusal {
+  const char* entry;
+  const char* kind;
+  const char* tensor;
+  const char* reason;
+};
+class DiscoverRefuses : public ::testing::TestWithParam<ExpectedRefusal> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DiscoverRefuses,
+    ::testing::Values(
+        ExpectedRefusal{"ln_gelu", "relu rescale", "layers.0.mlp.up.weight", "GELU"},
+        ExpectedRefusal{"rms_swiglu_rope", "relu rescale", "layers.0.mlp.gate.weight", "SiLU"},
+        ExpectedRefusal{"rms_swiglu_rope", "QK linear", "layers.0.attention.query.weight",
+                        "rotary embedding"},
+        ExpectedRefusal{"rms_swiglu_interleaved", "QK linear", "layers.0.attention.query.weight",
+                        "rotary embedding"},
+        ExpectedRefusal{"fused_qkv", "QK linear", "layers.0.attention.qkv.weight",
+                        "rotary embedding"},
+        ExpectedRefusal{"tied", "CE row shift", "embedding.weight", "tied embedding"},
+        ExpectedRefusal{"tied", "norm scale", "final_norm.weight", "tied embedding"},
+        ExpectedRefusal{"tied", "residual rotation", "embedding.weight", "tied embedding"},
+        ExpectedRefusal{"gemma", "CE row shift", "embedding.weight", "tied embedding"},
+        ExpectedRefusal{"softcap", "CE row shift", "unembedding.weight", "soft cap"},
+        ExpectedRefusal{"z_loss", "CE row shift", "unembedding.weight", "z-loss"},
+        ExpectedRefusal{"z_loss", "CE bias shift", "unembedding.bias", "z-loss"},
+        ExpectedRefusal{"qk_norm", "QK scale", "layers.0.attention.query.weight", "qk-norm"},
+        ExpectedRefusal{"qk_norm_rope", "QK scale", "layers.0.attention.query.weight", "qk-norm"},
+        ExpectedRefusal{"qk_norm_gain", "QK linear", "layers.0.attention.query.weight", "qk-norm"},
+        ExpectedRefusal{"post_norm", "norm scale", "layers.0.attention_norm.weight",
+                        "residual connection"}),
+    [](const auto& instance) {
+      return std::to_string(instance.index) + "_" + instance.param.entry;
+    });
+
+TEST_P(DiscoverRefuses, WithTheReasonInWords) {
+  const auto& expected = GetParam();
+  const auto group = discovered(zoo_entry(expected.entry), at::kDouble);
+  bool listed = false;
+  for (const auto& refusal : group.refusals) {
+    const bool same =
+        refusal.kind == expected.kind &&
+        std::count(refusal.tensors.begin(), refusal.tensors.end(), expected.tensor) > 0;
+    if (!same) continue;
+    listed = true;
+    EXPECT_THAT(refusal.reason, ::testing::HasSubstr(expected.reason));
+    EXPECT_GT(refusal.residual, 1e-3);
+  }
+  EXPECT_TRUE(listed) << group;
+}
+
+TEST(DiscoverZooTest, TriesAllGaugesTogetherAndRefusesNothingThatTheZooKnows) {
+  for (const auto* name : {"ln_relu", "rms_partial_rope", "vit", "conv_relu"}) {
+    const auto group = discovered(zoo_entry(name), at::kDouble);
+    EXPECT_GT(group.joint_tolerance, 0) << name;
+    EXPECT_LE(group.joint_residual, group.joint_tolerance) << name;
+    EXPECT_LT(group.joint_residual, 1e-9) << name;
+    for (const auto& refusal : group.refusals) {
+      for (const auto& finding : group.findings) EXPECT_NE(refusal.name, finding.gauge.name);
+    }
   }
 }
 

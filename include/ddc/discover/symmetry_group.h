@@ -54,7 +54,7 @@ struct Refusal {
 
 /// How much of what the loss cannot see the gauges explain.
 struct Completeness {
-  /// "exact" or "estimate".
+  /// "exact", or "estimate after so many iterations", with ": too loose to tell" where it is.
   std::string method;
   int64_t parameters = 0;
   /// Dimension of the null space of the Jacobian over many batches; of an estimate, an upper bound.
@@ -67,7 +67,7 @@ struct Completeness {
   /// kernel - explained - dead.
   double unexplained = 0;
   /// Where the unexplained directions are: the sum over them of what each has in a tensor, largest
-  /// first. Sums to `unexplained`.
+  /// first. Sums to `unexplained`; empty if an estimate tells nothing.
   struct Share {
     std::string tensor;
     double dimensions = 0;
