@@ -278,6 +278,11 @@ void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOpti
   judge.refuse_expected(classes_of(evaluate));
   report("all together");
   judge.try_together();
+  if (options.completeness) {
+    report("completeness");
+    group.completeness = completeness(group.gauges(), params, evaluate,
+                                      {.seed = options.seed, .exact_up_to = options.exact_up_to});
+  }
 }
 
 }  // namespace
@@ -297,11 +302,6 @@ SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
     const auto moved =
         engagement(group.gauges(), moving, evaluate, {.steps = options.engagement_steps});
     for (size_t k = 0; k < moved.size(); ++k) group.findings[k].engagement = moved[k];
-  }
-  if (options.completeness) {
-    report("completeness");
-    group.completeness = completeness(group.gauges(), moving, evaluate,
-                                      {.seed = options.seed, .exact_up_to = options.exact_up_to});
   }
   return group;
 }

@@ -9,27 +9,10 @@
 #include "ddc/linalg/rotation.h"
 #include "ddc/optim/ddc_adam.h"
 #include "discover/loss_jacobian.h"
+#include "discover/restore.h"
 
 namespace ddc {
 namespace {
-
-/// Brings parameters back to what they were, whatever happens.
-class Restore {
- public:
-  explicit Restore(const Parameters& params) : params_(params), saved_(params.clone()) {}
-  Restore(const Restore&) = delete;
-  Restore& operator=(const Restore&) = delete;
-  ~Restore() { now(); }
-
-  void now() const {
-    const at::NoGradGuard no_grad;
-    for (const auto& [name, tensor] : params_) at::Tensor(tensor).copy_(saved_[name].tensor);
-  }
-
- private:
-  const Parameters& params_;
-  Parameters saved_;
-};
 
 /// The same memory with gradients of its own, each tied parameter once.
 Parameters aliases_of(const Parameters& params, const Trainable& trainable) {

@@ -13,7 +13,8 @@
 // The search, in the order in which it runs. Each stage reads charges, leaves candidates, and marks the
 // axes it has explained, so that later stages look at what is left.
 //
-//     scales.cpp     relations between charges per channel; heads, rotary planes
+//     scales.cpp     relations between charges per channel
+//     heads.cpp      the same between pieces of axes: attention heads, rotary planes
 //     blocks.cpp     which of them mix: linear groups, rotations, tori
 //     shifts.cpp     what may be added to rows, to vectors, and exchanged
 //     norms.cpp      gauges that act through a gain: kernel shifts

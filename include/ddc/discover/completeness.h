@@ -14,7 +14,7 @@ namespace ddc {
 struct CompletenessOptions {
   uint64_t seed = 0;
   /// Up to so many parameters the Jacobian is decomposed, above it is only multiplied with.
-  int64_t exact_up_to = 6000;
+  int64_t exact_up_to = 3500;
   /// Of the estimate: vectors that are drawn at random, and steps of the iteration for each.
   int64_t probes = 4;
   int64_t iterations = 200;

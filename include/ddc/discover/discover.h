@@ -23,10 +23,10 @@ struct DiscoverOptions {
   Hints hints = {};
   /// Steps of AdamW and DDCAdam over which engagement is measured; 0: it is not.
   int64_t engagement_steps = 0;
-  /// Whether to count the null space (see Completeness). Exact up to so many parameters, an estimate
-  /// above.
+  /// Whether to count the null space (see Completeness), where nothing is zero or one by
+  /// initialisation. Exact up to so many parameters, an estimate above.
   bool completeness = false;
-  int64_t exact_up_to = 6000;
+  int64_t exact_up_to = 3500;
   /// Called with what is being done, for progress on a terminal.
   std::function<void(const std::string& stage)> progress = nullptr;
 };
