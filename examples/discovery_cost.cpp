@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
@@ -144,6 +145,9 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   try {
     run(model, layers);
+  } catch (const c10::Error& error) {
+    std::fprintf(stderr, "discovery_cost: %s\n", error.what_without_backtrace());
+    return 1;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "discovery_cost: %s\n", error.what());
     return 1;
