@@ -20,7 +20,7 @@ test: build  ## run all tests
 
 demo: build/release/build.ninja  ## show the symmetries of a network, and two copies of one that stay the same function
 	cmake --build --preset release -j $(JOBS) --target ddc_cli same_function_twice
-	build/release/cli/ddc audit ln_relu
+	build/release/cli/ddc audit ln_relu --engagement 5
 	build/release/examples/same_function_twice
 
 figures: build/release/build.ninja  ## print the measured figures of the README
