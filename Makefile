@@ -3,10 +3,10 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src testbeds cli examples tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo figures asan coverage format lint clean
+.PHONY: help setup build test demo figures discovery-cost asan coverage format lint clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 setup:  ## install the Debian packages that are missing, and .venv
 	@scripts/setup.sh
@@ -26,6 +26,11 @@ demo: build/release/build.ninja  ## show the symmetries of a network, and two co
 figures: build/release/build.ninja  ## print the measured figures of the README
 	cmake --build --preset release -j $(JOBS) --target figures
 	OMP_NUM_THREADS=1 build/release/examples/figures
+
+discovery-cost: build/release/build.ninja  ## print what discovery costs, from 2 to 24 layers
+	cmake --build --preset release -j $(JOBS) --target discovery_cost
+	build/release/examples/discovery_cost
+	build/release/examples/discovery_cost --model ln_relu --layers 28
 
 asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 	cmake --build --preset asan-ubsan -j $(JOBS)
