@@ -77,9 +77,9 @@ void list_models() {
 }
 
 SymmetryGroup search(const Settings& settings, const testbeds::Testbed& testbed,
-                     const Parameters& params, at::ScalarType dtype) {
+                     const Parameters& params) {
   const Progress progress;
-  return discover(params, evaluate(testbed, params, dtype),
+  return discover(params, testbeds::evaluation_of(testbed, params),
                   {.seed = settings.seed,
                    .engagement_steps = settings.engagement,
                    .completeness = !settings.no_completeness,
@@ -92,7 +92,7 @@ void run(const Settings& settings) {
   const auto dtype = settings.dtype == "float64" ? at::kDouble : at::kFloat;
   const auto testbed = find_model(settings.model)->make();
   const auto params = testbed.init(settings.seed, dtype);
-  const auto group = search(settings, testbed, params, dtype);
+  const auto group = search(settings, testbed, params);
   if (settings.json) {
     std::cout << group.to_json();
   } else {

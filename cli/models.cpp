@@ -79,12 +79,4 @@ std::string nearest_model(const std::string& name) {
   return nearest;
 }
 
-Evaluate evaluate(const testbeds::Testbed& testbed, const Parameters& params,
-                  at::ScalarType dtype) {
-  return [testbed, params, dtype](uint64_t batch) {
-    const auto data = testbed.batch(batch, dtype);
-    return Evaluation(testbed.loss(params, data), testbed.outputs(params, data.inputs));
-  };
-}
-
 }  // namespace ddc::cli

@@ -25,7 +25,4 @@ const Model* find_model(const std::string& name);
 /// The name that is spelled most alike; empty if none is near.
 std::string nearest_model(const std::string& name);
 
-/// Evaluates `testbed` at what `params` hold; the number of a batch is its seed.
-Evaluate evaluate(const testbeds::Testbed& testbed, const Parameters& params, at::ScalarType dtype);
-
 }  // namespace ddc::cli

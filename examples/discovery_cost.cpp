@@ -74,10 +74,9 @@ double measure(const std::string& name, int64_t layers) {
   const double bytes = 4.0 * static_cast<double>(entries);
 
   int64_t evaluations = 0;
-  const auto evaluate = [&](uint64_t number) {
+  const auto evaluate = [&, one = ddc::testbeds::evaluation_of(testbed, params)](uint64_t number) {
     ++evaluations;
-    const auto batch = testbed.batch(number, at::kFloat);
-    return ddc::Evaluation(testbed.loss(params, batch), testbed.outputs(params, batch.inputs));
+    return one(number);
   };
   train_once(testbed, params);
   // What was freed and not given back would hide what discovery takes.

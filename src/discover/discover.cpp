@@ -280,8 +280,15 @@ void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOpti
   judge.try_together();
   if (options.completeness) {
     report("completeness");
-    group.completeness = completeness(group.gauges(), params, evaluate,
-                                      {.seed = options.seed, .exact_up_to = options.exact_up_to});
+    // The group has been found; that its dimension cannot be compared with the null space's is no reason
+    // to lose it.
+    try {
+      group.completeness = completeness(group.gauges(), params, evaluate,
+                                        {.seed = options.seed, .exact_up_to = options.exact_up_to});
+    } catch (const c10::Error& error) {
+      group.notes.push_back(std::string("completeness is not known: ") +
+                            error.what_without_backtrace());
+    }
   }
 }
 

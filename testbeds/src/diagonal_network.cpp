@@ -38,7 +38,7 @@ Testbed diagonal_network(const DiagonalNetworkOptions& options) {
     return teach(network, teacher, options.samples, options.dimension,
                  generator(options.data_seed, Stream::batch), dtype);
   };
-  bed.loss = mean_squared_error(bed.outputs);
+  set_criterion(bed, mean_squared_error);
   bed.gauges = [](const Parameters& params) {
     return std::vector<Gauge>{diagonal_linear({.u = params["u"], .v = params["v"]})};
   };

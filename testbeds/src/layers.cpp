@@ -158,31 +158,30 @@ at::Tensor gated(const Parameters& params, const std::string& layer, const at::T
   return linear(params, layer + ".down", gate * linear(params, layer + ".up", x));
 }
 
-Loss mean_squared_error(Outputs outputs) {
-  return [outputs = std::move(outputs)](const Parameters& params, const Batch& batch) {
-    return at::mse_loss(outputs(params, batch.inputs), batch.targets);
+void set_criterion(Testbed& testbed, Criterion criterion) {
+  testbed.criterion = std::move(criterion);
+  testbed.loss = [outputs = testbed.outputs, criterion = testbed.criterion](
+                     const Parameters& params, const Batch& batch) {
+    return criterion(outputs(params, batch.inputs), batch.targets);
   };
 }
 
-Loss cross_entropy(Outputs outputs) {
-  return [outputs = std::move(outputs)](const Parameters& params, const Batch& batch) {
-    const auto logits = outputs(params, batch.inputs);
-    return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), batch.targets.flatten());
+at::Tensor mean_squared_error(const at::Tensor& outputs, const at::Tensor& targets) {
+  return at::mse_loss(outputs, targets);
+}
+
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
+  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.flatten());
+}
+
+Criterion cross_entropy_with_z_loss(double weight) {
+  return [weight](const at::Tensor& logits, const at::Tensor& targets) {
+    return cross_entropy(logits, targets) + weight * logits.logsumexp(-1).square().mean();
   };
 }
 
-Loss cross_entropy_with_z_loss(Outputs outputs, double weight) {
-  return [plain = cross_entropy(outputs), outputs, weight](const Parameters& params,
-                                                           const Batch& batch) {
-    const auto normaliser = outputs(params, batch.inputs).logsumexp(-1);
-    return plain(params, batch) + weight * normaliser.square().mean();
-  };
-}
-
-Loss logistic(Outputs outputs) {
-  return [outputs = std::move(outputs)](const Parameters& params, const Batch& batch) {
-    return -at::log_sigmoid(outputs(params, batch.inputs) * batch.targets).mean();
-  };
+at::Tensor logistic(const at::Tensor& outputs, const at::Tensor& targets) {
+  return -at::log_sigmoid(outputs * targets).mean();
 }
 
 Batch teach(const Outputs& network, const Parameters& teacher, int64_t samples, int64_t d_in,

@@ -70,15 +70,16 @@ at::Tensor attention(const Parameters& params, const std::string& layer, const a
 at::Tensor gated(const Parameters& params, const std::string& layer, const at::Tensor& x,
                  const std::function<at::Tensor(const at::Tensor&)>& activation);
 
-/// Losses in the form `Testbed` wants them, made from its outputs.
 using Outputs = decltype(Testbed::outputs);
-using Loss = decltype(Testbed::loss);
-Loss mean_squared_error(Outputs outputs);
-Loss cross_entropy(Outputs outputs);
-/// Cross-entropy plus `weight` times the mean square of logsumexp(logits).
-Loss cross_entropy_with_z_loss(Outputs outputs, double weight);
+using Criterion = decltype(Testbed::criterion);
+/// Sets `criterion`, and `loss` to that of the outputs.
+void set_criterion(Testbed& testbed, Criterion criterion);
+at::Tensor mean_squared_error(const at::Tensor& outputs, const at::Tensor& targets);
+at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets);
+/// With a weight times the mean square of the logits' logsumexp.
+Criterion cross_entropy_with_z_loss(double weight);
 /// log(1 + exp(-target * output)), for targets +-1.
-Loss logistic(Outputs outputs);
+at::Tensor logistic(const at::Tensor& outputs, const at::Tensor& targets);
 
 /// Standard normal inputs of shape [samples, d_in] with what a teacher makes of them, in float64
 /// and then cast.

@@ -39,7 +39,7 @@ Testbed relu_chain(const ReluChainOptions& options) {
     return teach(network, teacher, options.batch_size, options.d_in, generator(seed, Stream::batch),
                  dtype);
   };
-  bed.loss = mean_squared_error(bed.outputs);
+  set_criterion(bed, mean_squared_error);
   bed.gauges = [options](const Parameters& params) {
     ChainedRescale chain;
     for (int64_t l = 0; l < options.depth; ++l) {

@@ -37,7 +37,7 @@ Testbed sparse_parity(const SparseParityOptions& options) {
     const auto signs = (1 - 2 * bits).to(dtype);
     return Batch{signs, signs.narrow(1, 0, options.relevant).prod(1)};
   };
-  bed.loss = logistic(bed.outputs);
+  set_criterion(bed, logistic);
   bed.gauges = [](const Parameters& params) {
     return std::vector<Gauge>{
         norm_scale({.gain = params["norm.weight"], .readers = {params["readout.weight"]}})};

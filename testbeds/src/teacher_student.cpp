@@ -30,7 +30,7 @@ Testbed teacher_student(const Options& options, Draw draw, Outputs network) {
                  generator(options.data_seed, Stream::batch), dtype);
   };
   bed.outputs = network;
-  bed.loss = mean_squared_error(network);
+  set_criterion(bed, mean_squared_error);
   return bed;
 }
 

@@ -5,6 +5,14 @@
 
 namespace ddc::testbeds {
 
+Evaluate evaluation_of(const Testbed& testbed, const Parameters& params) {
+  return [testbed, params](uint64_t number) {
+    const auto batch = testbed.batch(number, params.begin()->tensor.scalar_type());
+    const auto outputs = testbed.outputs(params, batch.inputs);
+    return Evaluation(testbed.criterion(outputs, batch.targets), outputs);
+  };
+}
+
 double accuracy(const at::Tensor& outputs, const at::Tensor& targets) {
   const at::NoGradGuard no_grad;
   const auto answers =

@@ -265,8 +265,8 @@ Testbed transformer_testbed(const Transformer& network) {
                                                          const at::Tensor& inputs) {
     return logits(network, fixed, params, inputs);
   };
-  bed.loss = network.z_loss == 0 ? cross_entropy(bed.outputs)
-                                 : cross_entropy_with_z_loss(bed.outputs, network.z_loss);
+  set_criterion(bed, network.z_loss == 0 ? Criterion(cross_entropy)
+                                         : cross_entropy_with_z_loss(network.z_loss));
   bed.gauges = [network](const Parameters& params) { return transformer_gauges(network, params); };
   return bed;
 }

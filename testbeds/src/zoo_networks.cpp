@@ -144,7 +144,7 @@ ZooEntry conv_relu_entry(const ZooShape& shape) {
   bed.batch = nearest_directions({shape.batch_size, 2, net.size, net.size}, 2 * net.size * net.size,
                                  net.classes, /*teacher_seed=*/0,
                                  [](const at::Tensor& images) { return images.flatten(1); });
-  bed.loss = cross_entropy(bed.outputs);
+  set_criterion(bed, cross_entropy);
   bed.gauges = [net](const Parameters& params) { return conv_gauges(net, params, false); };
   entry.refused = [net](const Parameters& params) {
     return refuse(conv_gauges(net, params, true), conv_gauges(net, params, false),
@@ -218,7 +218,7 @@ ZooEntry linear_pair_entry(const ZooShape& shape) {
                  shape.batch_size * shape.sequence, shape.d_model, generator(seed, Stream::batch),
                  dtype);
   };
-  bed.loss = mean_squared_error(bed.outputs);
+  set_criterion(bed, mean_squared_error);
   bed.gauges = [](const Parameters& params) {
     return std::vector<Gauge>{
         relu_rescale({.in = params["in.weight"],

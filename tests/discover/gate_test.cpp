@@ -28,13 +28,6 @@ using testbeds::without_leg;
 constexpr double kPassMargin = 3;
 constexpr double kFailMargin = 10;
 
-Evaluate evaluation_of(const Testbed& bed, const Parameters& params) {
-  return [&bed, params](uint64_t number) {
-    const auto batch = bed.batch(number, params.begin()->tensor.scalar_type());
-    return Evaluation(bed.loss(params, batch), bed.outputs(params, batch.inputs));
-  };
-}
-
 void expect_passes(const Verdict& verdict, const std::string& what) {
   EXPECT_TRUE(verdict.passed) << what;
   EXPECT_LE(verdict.residual * kPassMargin, verdict.tolerance) << what << ", " << verdict.worst;

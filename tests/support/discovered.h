@@ -21,12 +21,7 @@
 
 namespace ddc::tests {
 
-inline Evaluate evaluation_of(const testbeds::Testbed& bed, const Parameters& params) {
-  return [&bed, params](uint64_t number) {
-    const auto batch = bed.batch(number, params.begin()->tensor.scalar_type());
-    return Evaluation(bed.loss(params, batch), bed.outputs(params, batch.inputs));
-  };
-}
+using testbeds::evaluation_of;
 
 /// A gauge without what is a convention: how channels, blocks and the coordinates within a block are
 /// numbered, the order of the legs, and which side has positive exponents. What is left of it are sets:

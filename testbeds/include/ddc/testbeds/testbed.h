@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "ddc/discover/evaluate.h"
 #include "ddc/gauge/gauge.h"
 #include "ddc/parameters.h"
 
@@ -46,13 +47,18 @@ struct Testbed {
   std::function<Parameters(uint64_t seed, at::ScalarType dtype)> init;
   /// A fresh batch for every seed; full-batch tasks return the same one for all.
   std::function<Batch(uint64_t seed, at::ScalarType dtype)> batch;
-  /// A scalar.
+  /// A scalar: `criterion` of `outputs`.
   std::function<at::Tensor(const Parameters& params, const Batch& batch)> loss;
   /// The gauges of the network: for transformers those of the GaugeSet that was asked for.
   std::function<std::vector<Gauge>(const Parameters& params)> gauges;
   /// What the loss compares with the targets: predictions, or logits with the classes last.
   std::function<at::Tensor(const Parameters& params, const at::Tensor& inputs)> outputs;
+  /// The loss of outputs.
+  std::function<at::Tensor(const at::Tensor& outputs, const at::Tensor& targets)> criterion;
 };
+
+/// Evaluates batches of the testbed at the values that `params` has, for discovery.
+Evaluate evaluation_of(const Testbed& testbed, const Parameters& params);
 
 /// The share of targets that the outputs get right: the largest logit against a class label, or
 /// the sign of a single output against +-1.
