@@ -4,15 +4,19 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <fstream>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -51,6 +55,26 @@ void forget_peak() {
     throw std::runtime_error("cannot write to /proc/self/clear_refs");
 }
 
+/// Counts the bytes of tensors that are made and freed while it is in force, and the most there were at
+/// once. What is resident is more: the allocator keeps what was freed between what was not.
+class Tally : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(void* /*ptr*/, int64_t size, size_t /*allocated*/, size_t /*reserved*/,
+                         c10::Device /*device*/) override {
+    const int64_t now = live_ += size;
+    int64_t most = most_;
+    while (now > most && !most_.compare_exchange_weak(most, now)) {
+    }
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+
+  int64_t most() const { return most_; }
+
+ private:
+  std::atomic<int64_t> live_ = 0;
+  std::atomic<int64_t> most_ = 0;
+};
+
 /// What any training needs at least: gradients and one step. The gradients stay.
 void train_once(const Testbed& testbed, const ddc::Parameters& params) {
   testbed.loss(params, testbed.batch(0, at::kFloat)).backward();
@@ -85,17 +109,22 @@ double measure(const std::string& name, int64_t layers) {
   forget_peak();
   const auto cpu = std::clock();
   const auto start = std::chrono::steady_clock::now();
-  const auto group = ddc::discover(params, evaluate);
+  const auto tally = std::make_shared<Tally>();
+  const auto group = [&] {
+    const c10::DebugInfoGuard counted(c10::DebugInfoKind::PROFILER_STATE, tally);
+    return ddc::discover(params, evaluate);
+  }();
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
   const double cpu_seconds = static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC;
   const double above = memory("VmHWM") - before;
 
   const auto expected = testbed.gauges(params);
-  std::printf("| %lld | %.2fM | %.1f | %.1f | %lld | %zu / %zu | %lld / %lld | %.2f |\n",
+  std::printf("| %lld | %.2fM | %.1f | %.1f | %lld | %zu / %zu | %lld / %lld | %.2f | %.2f |\n",
               static_cast<long long>(layers), static_cast<double>(entries) / 1e6, wall.count(),
               cpu_seconds, static_cast<long long>(evaluations), group.findings.size(),
               expected.size(), static_cast<long long>(group.dimension()),
-              static_cast<long long>(dimension(expected, params)), above / bytes);
+              static_cast<long long>(dimension(expected, params)),
+              static_cast<double>(tally->most()) / bytes, above / bytes);
   std::fflush(stdout);
   return wall.count();
 }
@@ -117,13 +146,15 @@ double log_slope(const std::vector<int64_t>& x, const std::vector<double>& y) {
 
 void run(const std::string& name, const std::vector<int64_t>& layers) {
   std::printf(
-      "%s, float32, width 192, threads: %d. Memory: the peak during discovery above what the\n"
-      "process had after one training step, as a multiple of the model's own.\n\n",
+      "%s, float32, width 192, threads: %d. Memory: the most during discovery above what there "
+      "was\n"
+      "after one training step, of tensors and of the process, as a multiple of the model's "
+      "own.\n\n",
       name.c_str(), at::get_num_threads());
   std::printf(
       "| layers | parameters | wall s | CPU s | evaluations | gauges found / expected | dimension "
       "| "
-      "memory |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n");
+      "tensors | resident |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
   std::vector<double> seconds;
   for (const int64_t count : layers) seconds.push_back(measure(name, count));
   if (layers.size() < 2) return;
