@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddc/optim/ddc_bases.h"
@@ -157,6 +159,20 @@ TEST(DiscoverZooTest, TriesAllGaugesTogetherAndRefusesNothingThatTheZooKnows) {
       for (const auto& finding : group.findings) EXPECT_NE(refusal.name, finding.gauge.name);
     }
   }
+}
+
+TEST(DiscoverZooTest, TriesManyGaugesByKindAndFindsTheSame) {
+  const auto entry = zoo_entry("ln_relu", {.d_ff = 5, .layers = 4});
+  const auto params = entry.testbed.init(entry.seed, at::kDouble);
+  const auto expected = entry.testbed.gauges(params);
+  ASSERT_GT(expected.size(), 60U);
+  const auto group = discovered(entry, at::kDouble);
+  EXPECT_THAT(group.notes, ::testing::Contains(::testing::HasSubstr("tried together")));
+  std::multiset<std::pair<std::string, std::string>> named;
+  for (const auto& gauge : expected) named.insert({gauge.name, gauge.kind});
+  std::multiset<std::pair<std::string, std::string>> found;
+  for (const auto& gauge : group.gauges()) found.insert({gauge.name, gauge.kind});
+  EXPECT_EQ(found, named);
 }
 
 }  // namespace
