@@ -35,15 +35,17 @@ struct Mixing {
   int64_t stride = 1;
 };
 
-Mixing mixing_of(const at::Tensor& row, double size, double zero) {
+Mixing mixing_of(const at::Tensor& row, double size, double epsilon) {
   // `row` holds what the charge of the whole matrix group has in the first row and column.
   const int64_t n = row.numel();
   const auto sorted = std::get<0>(row.sort());
   const double typical = sorted[n - 1 - (n - 1) / 4].item<double>();
-  if (typical <= zero * size) return {n, 1};
+  // One entry of a large matrix is a small part of its norm: only rounding is smaller still.
+  if (typical <= 20 * epsilon * size) return {n, 1};
+  const double share = epsilon < 1e-10 ? 1e-6 : 1e-2;
   std::vector<int64_t> members;
   for (int64_t i = 0; i < n; ++i) {
-    if (row[i].item<double>() <= std::sqrt(zero) * 1e-1 * typical) members.push_back(i);
+    if (row[i].item<double>() <= share * typical) members.push_back(i);
   }
   const auto block = static_cast<int64_t>(members.size());
   if (block < 2 || n % block != 0) return {};
@@ -103,7 +105,7 @@ void Search::find_blocks() {
   std::vector<size_t> candidate_of;
   std::set<size_t> mixed;
   for (size_t k = 0; k < whole.size(); ++k) {
-    const auto mixing = mixing_of(rows[k].sqrt(), sizes[k], probe.zero());
+    const auto mixing = mixing_of(rows[k].sqrt(), sizes[k], probe.epsilon());
     if (mixing.block < 2) continue;
     const auto& match = scales[which[k]];
     const int64_t n = match.view.size;
