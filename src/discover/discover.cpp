@@ -150,12 +150,16 @@ class Judge {
     }
   }
 
+  /// What charges have overlooked and the gate lets pass belongs to the group all the same.
   void refuse_expected() {
     for (const auto& gauge : search_.expected(classes_)) {
       const auto known = [&](const auto& entry) { return entry.name == gauge.name; };
       if (std::any_of(group_.refusals.begin(), group_.refusals.end(), known)) continue;
       const auto verdict = gate(gauge, params_, evaluate_, quick_);
-      if (verdict.passed) continue;
+      if (verdict.passed) {
+        group_.findings.push_back(finding(gauge, params_, verdict));
+        continue;
+      }
       auto reason = reason_of_failure(gauge, params_, evaluate_);
       // Of what has as many rows as there are classes, only what makes logits is expected to have
       // their shift, and only before a softmax.

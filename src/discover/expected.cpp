@@ -167,8 +167,7 @@ void add_norm_scales(const Search& search, int64_t classes, std::vector<Gauge>& 
     const int64_t size = search.slot(v).size;
     if (!search.is_vector(v) || known.count(vector.name) > 0) continue;
     if (!search.is_free(v, 0, size) || search.is_null(search.slot(v).tensor)) continue;
-    const double mean = vector.tensor.detach().mean().item<double>();
-    if (std::abs(mean - 1) > 0.5) continue;
+    if (search.distance_from_one(v) > 0.5) continue;
     for (size_t k = 0; k < search.probe.slots().size(); ++k) {
       const auto& reader = search.tensor_of(k);
       if (reader.tensor.dim() != 2 || search.slot(k).size != size) continue;

@@ -10,10 +10,6 @@
 namespace ddc {
 namespace {
 
-double distance_from_one(const NamedTensor& tensor) {
-  return std::abs(tensor.tensor.detach().mean().item<double>() - 1);
-}
-
 /// A gain with what it multiplies, if that is what the relation is.
 std::optional<Gain> as_gain(const Search& search, const ScaleMatch& match) {
   if (match.view.rotary > 0 || match.matches.size() > 1) return {};
@@ -43,8 +39,7 @@ std::optional<Gain> as_gain(const Search& search, const ScaleMatch& match) {
   // Of a gain and a shift, the gain is the one that is stored with an offset, or that is near one.
   std::stable_sort(vectors.begin(), vectors.end(), [&](const Piece* a, const Piece* b) {
     if ((a->offset != 0) != (b->offset != 0)) return a->offset != 0;
-    return distance_from_one(search.tensor_of(a->slot)) <
-           distance_from_one(search.tensor_of(b->slot));
+    return search.distance_from_one(a->slot) < search.distance_from_one(b->slot);
   });
   gain.gain = search.tensor_of(vectors[0]->slot).name;
   gain.offset = vectors[0]->offset;
@@ -175,7 +170,7 @@ void Search::find_gains() {
   for (size_t v = 0; v < probe.slots().size(); ++v) {
     const int64_t size = slot(v).size;
     if (!is_vector(v) || is_null(slot(v).tensor) || !is_free(v, 0, size)) continue;
-    if (distance_from_one(tensor_of(v)) > 0.5) continue;
+    if (distance_from_one(v) > 0.5) continue;
     for (size_t k = 0; k < probe.slots().size(); ++k) {
       const auto& weight = tensor_of(k);
       if (weight.tensor.dim() != 2 || slot(k).size != size) continue;

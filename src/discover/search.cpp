@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace ddc {
 
@@ -16,6 +17,10 @@ Search::Search(Probe& probe_, Hints hints_) : probe(probe_), hints(std::move(hin
   // Rounding of a sum that cancels, beside what gradients usually are.
   const double rounding = 100 * probe.epsilon() * sorted[sorted.size() / 2];
   for (const double size : sizes) null_.push_back(size <= rounding);
+}
+
+double Search::distance_from_one(size_t k) const {
+  return std::abs(tensor_of(k).tensor.detach().mean().item<double>() - 1);
 }
 
 bool Search::is_free(size_t k, int64_t first, int64_t count) const {

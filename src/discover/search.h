@@ -14,12 +14,12 @@
 // axes it has explained, so that later stages look at what is left.
 //
 //     scales.cpp     relations between charges per channel
-//     heads.cpp      the same between pieces of axes: attention heads, rotary planes
-//     blocks.cpp     which of them mix: linear groups, rotations, tori
-//     shifts.cpp     what may be added to rows, to vectors, and exchanged
 //     norms.cpp      gauges that act through a gain: kernel shifts
-//     exchanges.cpp  vectors that biases behind a matrix make up for
 //     residual.cpp   the rotation of the residual stream
+//     heads.cpp      relations between pieces of axes: attention heads, rotary planes
+//     blocks.cpp     which of all these mix: linear groups, rotations, tori
+//     shifts.cpp     what may be added to rows, to vectors, and exchanged
+//     exchanges.cpp  vectors that biases behind a matrix make up for
 //     expected.cpp   what similar models have, to be refused with a reason
 //
 // All of it proposes; the gate disposes.
@@ -100,6 +100,8 @@ struct Search {
     constexpr size_t neighbourhood = 24;
     return probe.is_small() || (a < b + neighbourhood && b < a + neighbourhood);
   }
+  /// Of the mean of a tensor: small for gains, about one for biases.
+  double distance_from_one(size_t slot) const;
   bool is_free(size_t slot, int64_t first, int64_t count) const;
   void mark(size_t slot, int64_t first, int64_t count);
   size_t slot_of(const std::string& tensor, int64_t axis) const;
