@@ -1,4 +1,5 @@
 # Finds LibTorch: where Torch_DIR or CMAKE_PREFIX_PATH say, else in the Python DDC_PYTHON.
+set(DDC_TORCH_VERSION 2.13.0)
 block(PROPAGATE Torch_VERSION)
   if(NOT Torch_DIR AND EXISTS "${DDC_PYTHON}")
     # find_spec does not import torch, which would take seconds.
@@ -12,6 +13,16 @@ block(PROPAGATE Torch_VERSION)
   endif()
   # Wheels have no libkineto, of which TorchConfig.cmake warns; nothing here needs it.
   set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
-  find_package(Torch REQUIRED)
+  find_package(Torch QUIET)
+  if(NOT Torch_FOUND)
+    message(FATAL_ERROR
+      "no LibTorch: install torch ${DDC_TORCH_VERSION} into the Python ${DDC_PYTHON} "
+      "(pip install torch==${DDC_TORCH_VERSION}), or set Torch_DIR")
+  endif()
 endblock()
 message(STATUS "LibTorch ${Torch_VERSION}: ${Torch_DIR}")
+if(DDC_BUILD_PYTHON AND NOT Torch_VERSION VERSION_EQUAL DDC_TORCH_VERSION)
+  message(FATAL_ERROR
+    "ddc's Python package is built for torch ${DDC_TORCH_VERSION}, found ${Torch_VERSION} in ${Torch_DIR}. "
+    "Install it (pip install torch==${DDC_TORCH_VERSION}), then: pip install --no-build-isolation .")
+endif()

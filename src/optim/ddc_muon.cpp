@@ -97,14 +97,14 @@ void DDCMuonOptions::inherit(const LiftedOptions& defaults) {
 void DDCMuonOptions::validate() const {
   const auto all = values();
   for (const char* option : {"lr", "weight_decay", "adam_lr", "adam_eps", "adam_weight_decay"}) {
-    TORCH_CHECK(std::isfinite(all.at(option)) && all.at(option) >= 0, "option ", option,
+    TORCH_CHECK_VALUE(std::isfinite(all.at(option)) && all.at(option) >= 0, "option ", option,
                 " must be finite and >= 0, got ", all.at(option));
   }
   for (const char* option : {"momentum", "adam_beta1", "adam_beta2"}) {
-    TORCH_CHECK(all.at(option) >= 0 && all.at(option) < 1, "option ", option,
+    TORCH_CHECK_VALUE(all.at(option) >= 0 && all.at(option) < 1, "option ", option,
                 " must be in [0, 1), got ", all.at(option));
   }
-  TORCH_CHECK(!nesterov() || momentum() > 0, "option nesterov needs momentum > 0, got ",
+  TORCH_CHECK_VALUE(!nesterov() || momentum() > 0, "option nesterov needs momentum > 0, got ",
               momentum());
 }
 
@@ -132,7 +132,7 @@ void DDCMuonOptions::assign(const std::map<std::string, double>& values) {
   };
   const auto one_of = [&](const char* option, int last) {
     const double value = get(option);
-    TORCH_CHECK(value == std::floor(value) && value >= 0 && value <= last, "option ", option,
+    TORCH_CHECK_VALUE(value == std::floor(value) && value >= 0 && value <= last, "option ", option,
                 " must be an integer from 0 to ", last, ", got ", value);
     return static_cast<int>(value);
   };

@@ -77,11 +77,11 @@ json describe(const Gauge& gauge, const GaugePlan& plan) {
 /// Collects what a load will do, so that nothing is done before everything has been checked.
 class Loader {
  public:
-  explicit Loader(const OptimizerState& state) : state_(state) {}
+  explicit Loader(const std::map<std::string, at::Tensor>& tensors) : tensors_(tensors) {}
 
   const at::Tensor* find(const std::string& key) {
-    const auto found = state_.tensors.find(key);
-    if (found == state_.tensors.end()) return nullptr;
+    const auto found = tensors_.find(key);
+    if (found == tensors_.end()) return nullptr;
     used_.insert(key);
     return &found->second;
   }
@@ -122,10 +122,8 @@ class Loader {
     }
   }
 
-  void then(std::function<void()> action) { actions_.push_back(std::move(action)); }
-
   void commit() {
-    for (const auto& [key, tensor] : state_.tensors) {
+    for (const auto& [key, tensor] : tensors_) {
       TORCH_CHECK(used_.count(key) > 0, "optimizer state holds a tensor '", key,
                   "', which this optimizer does not know");
     }
@@ -133,7 +131,7 @@ class Loader {
   }
 
  private:
-  const OptimizerState& state_;
+  const std::map<std::string, at::Tensor>& tensors_;
   std::vector<std::function<void()>> actions_;
   std::set<std::string> used_;
 };
@@ -165,39 +163,67 @@ std::string LiftedOptimizer::description() const {
   return json{{"optimizer", name()}, {"version", 1}, {"groups", groups}, {"gauges", gauges}}.dump();
 }
 
-OptimizerState LiftedOptimizer::state_dict() const {
-  OptimizerState result;
-  result.description = description();
-  const auto put = [&](const std::string& key, const at::Tensor& tensor) {
-    if (tensor.defined()) result.tensors[key] = tensor.detach().clone();
+std::vector<StateSlot> LiftedOptimizer::state_slots() {
+  std::vector<StateSlot> slots;
+  const auto& plan = frame_.plan();
+  const auto add_moments = [&](size_t parameter, const std::string& scope,
+                               const std::string& prefix, ScalarMoments& moments) {
+    for (const auto& field : fields(moments)) {
+      slots.push_back({parameter, scope, prefix + field.name, field.tensor});
+    }
+    slots.push_back({parameter, scope, prefix + "step", nullptr, &moments.step});
   };
-  for (const auto& tensor : frame_.plan().tensors) {
-    const auto found = state_.find(tensor.tensor.unsafeGetTensorImpl());
+  for (size_t t = 0; t < plan.tensors.size(); ++t) {
+    const auto found = state_.find(plan.tensors[t].tensor.unsafeGetTensorImpl());
     if (found == state_.end()) continue;
     auto& state = static_cast<LiftedParamState&>(*found->second);
-    put(param_key(tensor) + "step", number(state.step));
-    for (const auto& [field, value] : state.tensors()) put(param_key(tensor) + field, *value);
+    const auto scope = param_key(plan.tensors[t]);
+    slots.push_back({t, scope, "step", nullptr, &state.step});
+    for (const auto& [field, tensor] : state.tensors()) slots.push_back({t, scope, field, tensor});
   }
   for (size_t k = 0; k < gauges_.size(); ++k) {
-    auto state = frame_.gauge_states()[k];
-    const auto key = gauge_key(frame_.plan().gauges[k]);
-    for (const auto& field : fields(state)) put(key + field.name, *field.tensor);
-    for (const auto& field : fields(state.vertical)) {
-      put(key + "vertical." + field.name, *field.tensor);
+    auto& state = frame_.gauge_states()[k];
+    const size_t owner = plan.gauges[k].legs.front().tensor;
+    const auto scope = gauge_key(plan.gauges[k]);
+    for (const auto& field : fields(state)) {
+      slots.push_back({owner, scope, field.name, field.tensor});
     }
-    put(key + "vertical.step", number(state.vertical.step));
+    add_moments(owner, scope, "vertical.", state.vertical);
     if (gauges_[k].mixes()) {
-      put(key + "age", number(state.age));
-      put(key + "recomputed", number(state.recomputed));
+      slots.push_back({owner, scope, "age", nullptr, &state.age});
+      slots.push_back({owner, scope, "recomputed", nullptr, &state.recomputed});
     }
   }
   for (size_t m = 0; m < frame_.radial_states().size(); ++m) {
-    auto moments = frame_.radial_states()[m];
-    const auto key = radial_key(frame_.plan(), frame_.plan().radial_modes[m]);
-    for (const auto& field : fields(moments)) put(key + field.name, *field.tensor);
-    put(key + "step", number(moments.step));
+    const auto& mode = plan.radial_modes[m];
+    add_moments(plan.gauges[mode.gauge].legs.front().tensor, radial_key(plan, mode), "",
+                frame_.radial_states()[m]);
+  }
+  return slots;
+}
+
+OptimizerState LiftedOptimizer::state_dict() const {
+  OptimizerState result;
+  result.description = description();
+  // The slots are only read.
+  for (const auto& slot : const_cast<LiftedOptimizer*>(this)->state_slots()) {
+    const auto value = slot.count != nullptr ? number(*slot.count) : *slot.tensor;
+    if (value.defined()) result.tensors[slot.scope + slot.field] = value.detach().clone();
   }
   return result;
+}
+
+void LiftedOptimizer::reset_state() {
+  std::vector<GroupedParameter> parameters;
+  for (const auto& tensor : frame_.plan().tensors) {
+    parameters.push_back({{tensor.name, tensor.tensor}, tensor.param_group});
+  }
+  frame_ = Frame(parameters, gauges_);
+  state_.clear();
+}
+
+void LiftedOptimizer::set_options(size_t group, const std::map<std::string, double>& values) {
+  dynamic_cast<LiftedOptions&>(param_groups_.at(group).options()).assign(values);
 }
 
 void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
@@ -215,13 +241,13 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
   const auto& groups = saved["groups"];
   TORCH_CHECK(groups.is_array() && groups.size() == param_groups_.size(), "optimizer state has ",
               groups.size(), " param groups, the optimizer ", param_groups_.size());
-  Loader loader(state);
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const auto params = groups[g].is_object() ? groups[g].value("params", json()) : json();
     TORCH_CHECK(params == own["groups"][g]["params"], "optimizer state: param group ", g, " holds ",
                 params.dump(), ", the optimizer's holds ", own["groups"][g]["params"].dump());
     // Tried out on a copy, so that values that do not pass leave the group's options alone.
-    auto copy = std::shared_ptr<torch::optim::OptimizerOptions>(param_groups_[g].options().clone());
+    auto copy = param_groups_[g].options().clone();
     try {
       const auto values = groups[g].at("options").get<std::map<std::string, double>>();
       dynamic_cast<LiftedOptions&>(*copy).assign(values);
@@ -231,7 +257,7 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
     } catch (const c10::Error& error) {
       TORCH_CHECK(false, "optimizer state: param group ", g, ": ", error.what_without_backtrace());
     }
-    loader.then([this, g, copy] { param_groups_[g].set_options(copy->clone()); });
+    options.push_back(std::move(copy));
   }
   const auto& gauges = saved["gauges"];
   TORCH_CHECK(gauges.is_array() && gauges.size() == gauges_.size(), "optimizer state has ",
@@ -240,7 +266,14 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
     TORCH_CHECK(gauges[k] == own["gauges"][k], "optimizer state: gauge ", k, " is ",
                 gauges[k].dump(), ", the optimizer's is ", own["gauges"][k].dump());
   }
+  load_tensors(state.tensors);
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    param_groups_[g].set_options(std::move(options[g]));
+  }
+}
 
+void LiftedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tensors) {
+  Loader loader(tensors);
   std::map<void*, std::shared_ptr<LiftedParamState>> loaded;
   for (size_t t = 0; t < frame_.plan().tensors.size(); ++t) {
     const auto& tensor = frame_.plan().tensors[t];
@@ -248,9 +281,9 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
     auto fresh = std::shared_ptr<LiftedParamState>(blank_state(t));
     const auto slots = fresh->tensors();
     const bool has_moments = std::any_of(slots.begin(), slots.end(), [&](const auto& slot) {
-      return state.tensors.count(key + slot.first) > 0;
+      return tensors.count(key + slot.first) > 0;
     });
-    if (!has_moments && state.tensors.count(key + "step") == 0) continue;  // never stepped
+    if (!has_moments && tensors.count(key + "step") == 0) continue;  // never stepped
     loader.count(key + "step", &fresh->step);
     for (const auto& [field, slot] : slots) {
       if (!slot->defined()) continue;  // the rule does not use it on this tensor

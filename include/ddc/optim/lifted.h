@@ -35,6 +35,18 @@ struct OptimizerState {
   std::string description;
 };
 
+/// One piece of the state where the optimizer has it: a tensor (undefined if the rule does not use it) or
+/// a count.
+struct StateSlot {
+  /// Whose it is, by its place in `parameter_table()`. What a gauge remembers is its first leg's.
+  size_t parameter;
+  /// "param.NAME.", or "gauge.NAME." and the like.
+  std::string scope;
+  std::string field;
+  at::Tensor* tensor = nullptr;
+  int64_t* count = nullptr;
+};
+
 /// A base rule lifted to respect gauges. This class is the step loop, the only one:
 ///
 ///     for every component:
@@ -67,6 +79,15 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// All or nothing: a state that does not fit is refused, naming what does not, and leaves the
   /// optimizer as it was.
   void load_state_dict(const OptimizerState& state);
+
+  /// For those who keep options and state elsewhere, as the Python package does in torch.optim's
+  /// dictionaries. The pointers are good until the next step or load.
+  std::vector<StateSlot> state_slots();
+  /// `load_state_dict` of tensors alone: options and gauges are taken to be the optimizer's.
+  void load_tensors(const std::map<std::string, at::Tensor>& tensors);
+  /// As if constructed now: nothing remembered, and gauges held where the weights are.
+  void reset_state();
+  void set_options(size_t group, const std::map<std::string, double>& values);
 
   /// LibTorch's archives, keyed by name.
   void save(torch::serialize::OutputArchive& archive) const override;

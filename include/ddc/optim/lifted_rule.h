@@ -69,10 +69,10 @@ class LiftedRuleOptions : public LiftedOptions {
 
   void validate() const override {
     for (const auto& [option, value] : values()) {
-      TORCH_CHECK(std::isfinite(value), "option ", option, " must be finite, got ", value);
+      TORCH_CHECK_VALUE(std::isfinite(value), "option ", option, " must be finite, got ", value);
     }
-    TORCH_CHECK(get_lr() >= 0, "option lr must be finite and >= 0, got ", get_lr());
-    TORCH_CHECK(options_.weight_decay >= 0, "option weight_decay must be finite and >= 0, got ",
+    TORCH_CHECK_VALUE(get_lr() >= 0, "option lr must be finite and >= 0, got ", get_lr());
+    TORCH_CHECK_VALUE(options_.weight_decay >= 0, "option weight_decay must be finite and >= 0, got ",
                 options_.weight_decay);
     if constexpr (requires { Rule::validate(options_.settings); }) {
       Rule::validate(options_.settings);

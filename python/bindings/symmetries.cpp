@@ -1,0 +1,153 @@
+#include <pybind11/functional.h>
+
+#include <algorithm>
+#include <optional>
+#include <sstream>
+#include <tuple>
+
+#include "bindings.h"
+#include "ddc/discover/discover.h"
+#include "ddc/discover/gate.h"
+#include "ddc/discover/symmetry_group.h"
+
+namespace ddc::python {
+namespace {
+
+/// pybind11's wrapper takes the interpreter's lock for as long as the call lasts.
+using PythonEvaluate =
+    std::function<std::tuple<at::Tensor, std::optional<at::Tensor>>(uint64_t batch)>;
+
+Evaluate evaluate_of(PythonEvaluate function) {
+  return [function = std::move(function)](uint64_t batch) {
+    auto [loss, outputs] = function(batch);
+    return Evaluation(std::move(loss), outputs.value_or(at::Tensor()));
+  };
+}
+
+SymmetryGroup discover_in(NamedTensors parameters, PythonEvaluate evaluate, uint64_t seed,
+                          std::vector<int64_t> head_sizes, int64_t engagement_steps,
+                          bool completeness, int64_t exact_up_to,
+                          std::function<void(const std::string&)> progress) {
+  return discover(table_of(std::move(parameters)), evaluate_of(std::move(evaluate)),
+                  {.seed = seed,
+                   .hints = {.head_sizes = std::move(head_sizes)},
+                   .engagement_steps = engagement_steps,
+                   .completeness = completeness,
+                   .exact_up_to = exact_up_to,
+                   .progress = std::move(progress)});
+}
+
+template <class T>
+std::string text_of(const T& value) {
+  std::ostringstream text;
+  text << value;
+  return text.str();
+}
+
+}  // namespace
+
+void bind_symmetries(py::module_& module) {
+  py::class_<Engagement>(module, "Engagement")
+      .def_readonly("plain", &Engagement::plain)
+      .def_readonly("lifted", &Engagement::lifted)
+      .def_readonly("engaged", &Engagement::engaged);
+
+  py::class_<Finding>(module, "Finding")
+      .def_property_readonly("name", [](const Finding& f) { return f.gauge.name; })
+      .def_property_readonly("kind", [](const Finding& f) { return f.gauge.kind; })
+      .def_property_readonly("action", [](const Finding& f) { return to_string(f.gauge.action); })
+      .def_property_readonly("channels", [](const Finding& f) { return f.gauge.channels; })
+      .def_property_readonly("block", [](const Finding& f) { return f.gauge.block; })
+      .def_property_readonly("legs",
+                             [](const Finding& f) {
+                               std::vector<std::tuple<std::string, int64_t, double>> legs;
+                               for (const auto& leg : f.gauge.legs) {
+                                 legs.emplace_back(leg.tensor, leg.axis, leg.exponent);
+                               }
+                               return legs;
+                             })
+      .def_readonly("group", &Finding::group)
+      .def_readonly("dimension", &Finding::dimension)
+      .def_readonly("residual", &Finding::residual)
+      .def_readonly("tolerance", &Finding::tolerance)
+      .def_readonly("engagement", &Finding::engagement);
+
+  py::class_<Refusal>(module, "Refusal")
+      .def_readonly("name", &Refusal::name)
+      .def_readonly("kind", &Refusal::kind)
+      .def_readonly("tensors", &Refusal::tensors)
+      .def_readonly("residual", &Refusal::residual)
+      .def_readonly("reason", &Refusal::reason);
+
+  py::class_<Completeness>(module, "Completeness")
+      .def_readonly("method", &Completeness::method)
+      .def_readonly("parameters", &Completeness::parameters)
+      .def_readonly("kernel", &Completeness::kernel)
+      .def_readonly("explained", &Completeness::explained)
+      .def_readonly("dead", &Completeness::dead)
+      .def_readonly("unexplained", &Completeness::unexplained)
+      .def_property_readonly("per_tensor", [](const Completeness& c) {
+        std::vector<std::pair<std::string, double>> shares;
+        for (const auto& share : c.per_tensor) shares.emplace_back(share.tensor, share.dimensions);
+        return shares;
+      });
+
+  py::class_<Verdict>(module, "Verdict")
+      .def_readonly("passed", &Verdict::passed)
+      .def_readonly("residual", &Verdict::residual)
+      .def_readonly("tolerance", &Verdict::tolerance)
+      .def_readonly("worst", &Verdict::worst)
+      .def_readonly("shifts_logits", &Verdict::shifts_logits);
+
+  py::class_<SymmetryGroup>(module, "SymmetryGroup")
+      .def_static("parse", &SymmetryGroup::parse)
+      .def_static("load", [](const std::string& path) { return SymmetryGroup::load(path); })
+      .def("to_json", &SymmetryGroup::to_json)
+      .def("save", &SymmetryGroup::save)
+      .def("text", &text_of<SymmetryGroup>)
+      .def("check",
+           [](const SymmetryGroup& group, NamedTensors parameters) {
+             group.check(table_of(std::move(parameters)));
+           })
+      .def("act_random_",
+           [](const SymmetryGroup& group, NamedTensors parameters, double size, uint64_t seed) {
+             const py::gil_scoped_release unlocked;
+             group.act_random_(table_of(std::move(parameters)), size, seed);
+           })
+      .def("gate",
+           [](const SymmetryGroup& group, NamedTensors parameters, PythonEvaluate evaluate,
+              uint64_t seed) {
+             const py::gil_scoped_release unlocked;
+             return gate(group.gauges(), table_of(std::move(parameters)),
+                         evaluate_of(std::move(evaluate)), {.seed = seed});
+           })
+      .def("keep",
+           [](SymmetryGroup group, const std::vector<std::string>& names) {
+             std::erase_if(group.findings, [&](const Finding& finding) {
+               return std::find(names.begin(), names.end(), finding.gauge.name) == names.end();
+             });
+             group.completeness.reset();
+             return group;
+           })
+      .def_readonly("findings", &SymmetryGroup::findings)
+      .def_readonly("refusals", &SymmetryGroup::refusals)
+      .def_readonly("joint_residual", &SymmetryGroup::joint_residual)
+      .def_readonly("joint_tolerance", &SymmetryGroup::joint_tolerance)
+      .def_readonly("completeness", &SymmetryGroup::completeness)
+      .def_readonly("notes", &SymmetryGroup::notes)
+      .def_property_readonly("dimension", &SymmetryGroup::dimension)
+      .def_property_readonly("parameters", [](const SymmetryGroup& group) {
+        std::vector<std::pair<std::string, std::vector<int64_t>>> entries;
+        for (const auto& entry : group.parameters.entries) {
+          entries.emplace_back(entry.name, entry.shape);
+        }
+        return entries;
+      });
+
+  module.def("discover", &discover_in, py::call_guard<py::gil_scoped_release>(),
+             py::arg("parameters"), py::arg("evaluate"), py::kw_only(), py::arg("seed"),
+             py::arg("head_sizes"), py::arg("engagement_steps"), py::arg("completeness"),
+             py::arg("exact_up_to"), py::arg("progress"));
+}
+
+}  // namespace ddc::python

@@ -1,0 +1,56 @@
+"""What the package knows of models: their parameters under lasting names."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+# What wrappers put before or into the names of parameters: DistributedDataParallel and DataParallel,
+# torch.compile, activation checkpointing.
+_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
+
+
+def plain_name(name: str) -> str:
+    """The name that the parameter has in the model nobody wrapped."""
+    parts = name.split(".")
+    while len(parts) > 1 and parts[0] in _WRAPPERS[:1]:
+        parts = parts[1:]
+    return ".".join(part for part in parts if part not in _WRAPPERS[1:])
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, DataParallel and torch.compile."""
+    while True:
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            model = model.module
+        elif isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+            model = model._orig_mod
+        else:
+            return model
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether the tensor holds a part of a parameter, or several."""
+    kind = type(tensor)
+    return (
+        hasattr(tensor, "placements")  # DTensor: FSDP2, tensor parallelism
+        or hasattr(tensor, "_is_flat_param")  # FSDP
+        or hasattr(tensor, "ds_id")  # DeepSpeed ZeRO 3
+        or kind.__name__ in ("FlatParameter", "DTensor")
+    )
+
+
+def check_whole(named: Iterable[tuple[str, Tensor]]) -> None:
+    for name, tensor in named:
+        if is_sharded(tensor):
+            raise RuntimeError(
+                f"parameter '{name}' is sharded or flattened ({type(tensor).__name__}): the shape that "
+                "symmetries act on is lost; use DistributedDataParallel, which keeps parameters whole"
+            )
+
+
+def parameters_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Parameters of the model by their plain names, each once."""
+    named = [(plain_name(name), tensor) for name, tensor in unwrap(model).named_parameters()]
+    check_whole(named)
+    return named
