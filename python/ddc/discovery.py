@@ -75,8 +75,8 @@ def discover(
     ...     inputs = torch.randn(32, 4)
     ...     return torch.nn.functional.cross_entropy(model(inputs), torch.randint(3, (32,)))
     >>> group = ddc.discover(model, loss)
-    >>> [gauge.kind for gauge in group.gauges]
-    ['relu_rescale', 'shift']
+    >>> [(gauge.kind, gauge.group) for gauge in group.gauges]
+    [('relu rescale', '(R+)^8'), ('CE row shift', 'R^8'), ('CE bias shift', 'R')]
     """
 
     def search() -> SymmetryGroup:
@@ -172,14 +172,16 @@ class Evaluation:
         self._outputs = []
         with torch.enable_grad():
             loss = self.loss(self.model)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            if isinstance(loss, Tensor) and loss.numel() == 1:
+                loss = loss.reshape(())
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
             what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise TypeError(f"loss(model) must return a scalar tensor, returned {what}")
         if not loss.requires_grad:
             raise ValueError(
                 "loss(model) returned a tensor without a gradient: does it use the model it is given?"
             )
-        return loss.reshape(()), self._joined_outputs() if self._has_outputs else None
+        return loss, self._one_output() if self._has_outputs else None
 
     def _check(self) -> None:
         first, outputs = self(0)
@@ -203,10 +205,9 @@ class Evaluation:
         if tensor is not None:
             self._outputs.append(tensor)
 
-    def _joined_outputs(self) -> Tensor | None:
-        if len(self._outputs) == 1:
-            return self._outputs[0]
-        return None
+    def _one_output(self) -> Tensor | None:
+        # Of several calls nobody knows how the loss puts them together: it is looked at alone then.
+        return self._outputs[0] if len(self._outputs) == 1 else None
 
     def _restore_buffers(self) -> None:
         with torch.no_grad():

@@ -1,0 +1,90 @@
+"""The wheel that `make wheel` built, in a fresh virtual environment."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+USE = """
+import sys
+import torch
+import ddc
+model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+def loss(model):
+    return model(torch.randn(16, 3)).square().mean()
+optimizer = ddc.DDCAdam.from_model(model, loss, lr=1e-2)
+loss(model).backward()
+optimizer.step()
+print(ddc.__file__)
+print(optimizer.group.dimension)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    wheels = list((ROOT / "dist").glob("ddc-*.whl"))
+    assert len(wheels) == 1, "make wheel builds it"
+    return wheels[0]
+
+
+def run(*command, **options):
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600, **options
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def test_installs_into_a_fresh_environment_and_works(wheel, tmp_path):
+    environment = tmp_path / "environment"
+    run(sys.executable, "-m", "venv", str(environment))
+    python = environment / "bin" / "python"
+    run(str(python), "-m", "pip", "install", "--quiet", str(wheel))
+    where, dimension = run(str(python), "-c", USE, cwd=tmp_path).split()
+    assert where.startswith(str(environment))
+    assert dimension == "5"
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))\n"
+        "    return model, lambda model: model(torch.randn(8, 2)).square().mean()\n"
+    )
+    table = run(str(python), "-m", "ddc", "audit", "mine:make", cwd=tmp_path)
+    assert "relu rescale" in table
+
+
+def test_holds_the_package_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    top = {name.split("/")[0] for name in names}
+    assert top == {"ddc", next(name for name in top if name.endswith(".dist-info"))}
+    assert "ddc/py.typed" in names
+    assert "ddc/_C.pyi" in names
+    assert sum(name.endswith(".so") for name in names) == 1
+
+
+def test_importing_ddc_imports_nothing_heavy():
+    modules = run(
+        sys.executable,
+        "-c",
+        "import torch, sys; before = set(sys.modules); import ddc; print(*set(sys.modules) - before)",
+    ).split()
+    others = {name for name in modules if name.split(".")[0] != "ddc"}
+    assert not {name.split(".")[0] for name in others} & {"transformers", "numpy", "peft", "scipy"}
+
+
+def test_another_torch_is_refused_with_a_sentence(tmp_path):
+    message = run(
+        sys.executable,
+        "-c",
+        "import torch; torch.__version__ = '2.12.1+cpu'\n"
+        "try:\n    import ddc\nexcept ImportError as error:\n    print(error)",
+        cwd=tmp_path,
+    )
+    assert "ddc was built for torch 2.13.0, but torch 2.12.1+cpu is installed" in message
+    assert "pip install torch==2.13.0" in message
