@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src testbeds cli examples tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo figures discovery-cost asan coverage format lint clean
+.PHONY: help setup build wheel python test demo figures discovery-cost asan coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -14,7 +14,14 @@ setup:  ## install the Debian packages that are missing, and .venv
 build: build/release/build.ninja  ## build the library, the command line, the tests and the examples
 	cmake --build --preset release -j $(JOBS)
 
-test: build  ## run all tests
+wheel: setup  ## build the Python package into dist/
+	rm -rf dist
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w dist .
+
+python: wheel  ## install the Python package into .venv
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.whl
+
+test: build python  ## run all tests
 	ctest --preset release
 	$(PYTHON) -m pytest tests/python
 

@@ -72,14 +72,14 @@ fi
 
 stamp=.venv/.requirements.sha256
 unfinished=.venv/.unfinished
-wanted=$(sha256sum <requirements.txt)
+wanted=$(cat requirements.txt requirements-no-deps.txt | sha256sum)
 
 if [ -x .venv/bin/python ] && [ ! -e $unfinished ] && [ "$(cat $stamp 2>/dev/null)" = "$wanted" ]
 then
   exit 0
 fi
 
-say "installing requirements.txt into .venv"
+say "installing requirements.txt into .venv, a few minutes"
 # A package that pip was interrupted in can pass for installed: start afresh.
 if [ ! -x .venv/bin/python ] || [ -e $unfinished ]; then
   rm -rf .venv
@@ -90,6 +90,7 @@ fi
 touch $unfinished
 rm -f $stamp
 .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-.venv/bin/python -c 'import hypothesis, numpy, pytest, safetensors, torch'
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
+.venv/bin/python -c 'import hypothesis, numpy, pytest, safetensors, scikit_build_core, torch'
 echo "$wanted" >$stamp
 rm $unfinished
