@@ -121,7 +121,8 @@ class Core {
       for (const auto& [key, value] : entries.cast<py::dict>()) {
         const auto field = key.cast<std::string>();
         TORCH_CHECK_TYPE(THPVariable_Check(value.ptr()), "optimizer state '", field, "' of '", name,
-                         "' must be a tensor, is ", py::str(py::type::of(value)).cast<std::string>());
+                         "' must be a tensor, is ",
+                         py::str(py::type::of(value)).cast<std::string>());
         const bool shared = field.rfind("gauge.", 0) == 0 || field.rfind("radial.", 0) == 0;
         tensors[shared ? field : "param." + name + "." + field] = THPVariable_Unpack(value.ptr());
       }

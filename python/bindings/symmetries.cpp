@@ -105,10 +105,8 @@ void bind_symmetries(py::module_& module) {
       .def("to_json", &SymmetryGroup::to_json)
       .def("save", &SymmetryGroup::save)
       .def("text", &text_of<SymmetryGroup>)
-      .def("check",
-           [](const SymmetryGroup& group, NamedTensors parameters) {
-             group.check(table_of(std::move(parameters)));
-           })
+      .def("check", [](const SymmetryGroup& group,
+                       NamedTensors parameters) { group.check(table_of(std::move(parameters))); })
       .def("act_random_",
            [](const SymmetryGroup& group, NamedTensors parameters, double size, uint64_t seed) {
              const py::gil_scoped_release unlocked;
