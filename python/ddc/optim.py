@@ -1,7 +1,8 @@
 """DDCAdam and DDCMuon as torch.optim optimizers.
 
-The step is made in C++ (``ddc._C.Core``). Param groups and state are torch's dictionaries, and they are
-what counts: a core holds nothing that they do not, and is made anew whenever the parameters change.
+The step is made in C++ (``ddc._C.Core``). Param groups and state are torch's dictionaries, and they
+are what counts: a core holds nothing that they do not, and is made anew whenever the parameters
+change.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Lifted(Optimizer):
         """
         return self._refresh().gauge_coordinate(gauge)
 
-    # torch.compiler.disable would do the same, and import the compiler (2 s) along with this module.
+    # torch.compiler.disable would do the same, and import the compiler (2 s) with this module.
     @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step.
@@ -108,8 +109,8 @@ class Lifted(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters.
 
-        A gauge acts on parameters of the optimizer by name, so those of a gauge must all be there from
-        the start; what is added later is trained as by the plain optimizer.
+        A gauge acts on parameters of the optimizer by name, so those of a gauge must all be there
+        from the start; what is added later is trained as by the plain optimizer.
         """
         super().add_param_group(param_group)
         try:
@@ -130,13 +131,13 @@ class Lifted(Optimizer):
         Parameters
         ----------
         state_dict : dict
-            What :meth:`state_dict` returned. That of :class:`torch.optim.AdamW` will do for a DDCAdam
-            without a group.
+            What :meth:`state_dict` returned. That of :class:`torch.optim.AdamW` will do for a
+            DDCAdam without a group.
         """
         loaded: dict[Tensor, dict[str, Any]] = {}
 
-        # torch would cast state to the type of its parameter. The last hook before it takes the state
-        # away, in its own types, and the first one after it puts it in.
+        # torch would cast state to the type of its parameter. The last hook before it takes the
+        # state away, in its own types, and the first one after it puts it in.
         def before(_: Optimizer, given: StateDict) -> StateDict | None:
             if _sizes(given["param_groups"]) != _sizes(self.param_groups):
                 return None  # torch says what is wrong
@@ -166,7 +167,8 @@ class Lifted(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        del self.defaults["differentiable"]  # torch adds it, and it would become an option of groups
+        # torch adds it for optimizers of its own; here it would become an option of every group.
+        del self.defaults["differentiable"]
         self._core = None
         self._constructing = False
         for group in self.param_groups:
@@ -180,7 +182,7 @@ class Lifted(Optimizer):
         return list(chain.from_iterable(group["params"] for group in self.param_groups))
 
     def _options(self, groups: ParamGroups) -> list[dict[str, float]]:
-        return [self._values(group) for group in groups]
+        return [self._values(group) for group in groups if group["params"]]
 
     def _values(self, group: dict[str, Any]) -> dict[str, float]:
         """The options of a param group as the core takes them."""
@@ -207,8 +209,8 @@ class Lifted(Optimizer):
             self._core_key = key
             # Parameters may have another type now, or be elsewhere.
             for parameter in self._parameters():
-                for key, value in self.state.get(parameter, {}).items():
-                    self.state[parameter][key] = _own_value(key, value, parameter)
+                for field, value in self.state.get(parameter, {}).items():
+                    self.state[parameter][field] = _own_value(field, value, parameter)
         return self._core
 
     def _check_gauges(self, present: dict[str, Tensor]) -> None:
@@ -219,15 +221,15 @@ class Lifted(Optimizer):
             for tensor, _, _ in gauge.legs:
                 if tensor not in present:
                     raise ValueError(
-                        f"gauge '{gauge.name}' acts on the parameter '{tensor}', which is in no param "
-                        "group. If it is not to be trained, set requires_grad to False before discovery; "
-                        "if it is wrapped or renamed, pass the names that the model had then"
+                        f"gauge '{gauge.name}' acts on the parameter '{tensor}', which is in no "
+                        "param group. If it is not to be trained, set requires_grad to False "
+                        "before discovery; if it is wrapped or renamed, pass the name it had then"
                     )
                 if list(present[tensor].shape) != shapes[tensor]:
                     raise ValueError(
                         f"gauge '{gauge.name}' acts on the parameter '{tensor}' of shape "
-                        f"{shapes[tensor]}, which has shape {list(present[tensor].shape)} here: it is "
-                        "flattened, sharded or of another model"
+                        f"{shapes[tensor]}, which has shape {list(present[tensor].shape)} here: "
+                        "it is flattened, sharded or of another model"
                     )
 
     def _with_own_parameters(self, saved: ParamGroups) -> ParamGroups:
@@ -280,13 +282,17 @@ def _sizes(groups: ParamGroups) -> list[int]:
 
 
 def _named(groups: ParamGroups) -> list[list[tuple[str, Tensor]]]:
-    """Parameters by group, under the names that gauges use."""
+    """Parameters by group that has any, under the names that gauges use."""
     result = []
     for index, group in enumerate(groups):
-        names = group.get("param_names")
-        if names is None:
-            names = [f"group{index}.param{i}" for i in range(len(group["params"]))]
-        result.append([(plain_name(n), p) for n, p in zip(names, group["params"], strict=True)])
+        params = group["params"]
+        names = group.get("param_names", [f"group{index}.param{i}" for i in range(len(params))])
+        if len(names) != len(params):
+            raise ValueError(
+                f"param group {index} has {len(params)} parameters and {len(names)} param_names"
+            )
+        if params:
+            result.append([(plain_name(n), p) for n, p in zip(names, params, strict=True)])
     return result
 
 
@@ -294,6 +300,8 @@ def _own_value(key: str, value: Any, parameter: Tensor, copy: bool = False) -> A
     """A value of the state in the type and the place that the core wants it in."""
     if key == "step":
         # A float tensor in torch's optimizers, a number in old ones.
+        if not isinstance(value, (int, float, Tensor)):
+            raise TypeError(f"state dict: step of a parameter must be a number, is {value!r}")
         known = isinstance(value, Tensor) and value.dtype == torch.int64 and not copy
         return value if known else torch.tensor(int(value), device="cpu")
     if not isinstance(value, Tensor):
@@ -318,13 +326,14 @@ class DDCAdam(Lifted):
     r"""AdamW that respects the symmetries of the network.
 
     Two copies of a model that compute the same function, written down differently, stay the same
-    function in training; plain AdamW takes them apart. Without a group it is :class:`torch.optim.AdamW`.
+    function in training; plain AdamW takes them apart. Without a group it is
+    :class:`torch.optim.AdamW`.
 
     Parameters
     ----------
     params : iterable
-        ``model.named_parameters()``, or dicts of them that define param groups. Names are what a group
-        finds its parameters by; without a group ``model.parameters()`` will do.
+        ``model.named_parameters()``, or dicts of them that define param groups. Names are what a
+        group finds its parameters by; without a group ``model.parameters()`` will do.
     group : SymmetryGroup, optional
         From :func:`ddc.discover`.
     lr : float or Tensor, default 1e-3
@@ -377,9 +386,9 @@ class DDCAdam(Lifted):
 class DDCMuon(Lifted):
     r"""Muon that respects the symmetries of the network.
 
-    Matrices are stepped by the polar factor of their momentum, taken in coordinates that no symmetry
-    changes (per head of attention projections); vectors, and groups with ``use_adam=True`` (embeddings and
-    the unembedding usually), by DDCAdam.
+    Matrices are stepped by the polar factor of their momentum, taken in coordinates that no
+    symmetry changes (per head of attention projections); vectors, and groups with
+    ``use_adam=True`` (embeddings and the unembedding usually), by DDCAdam.
 
     Parameters
     ----------
@@ -449,8 +458,8 @@ class DDCMuon(Lifted):
 
     def _set_missing_options(self, group: dict[str, Any]) -> None:
         super()._set_missing_options(group)
-        # The learning rate that adam_lr stands beside: schedules change `lr` alone, and leave what it
-        # was in `initial_lr`.
+        # The learning rate that adam_lr stands beside: schedules change `lr` alone, and leave what
+        # it was in `initial_lr`.
         group.setdefault("adam_lr_at", _number("lr", group.get("initial_lr", group["lr"])))
 
     def _values(self, group: dict[str, Any]) -> dict[str, float]:
