@@ -1,0 +1,111 @@
+"""A small network with symmetries of every kind, and the optimizers to train it with."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ddc
+
+
+def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:
+    """Linear pair, ReLU rescaling, shifts of the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(4, 3, bias=False), nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 3)
+    ).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator).double() / 2)
+    return model.to(dtype)
+
+
+def loss(model: nn.Module) -> Tensor:
+    """On a batch from torch's generator."""
+    dtype = next(model.parameters()).dtype
+    inputs, labels = torch.randn(16, 4), torch.randint(3, (16,))
+    return nn.functional.cross_entropy(model(inputs.to(dtype)), labels)
+
+
+def loss_on(model: nn.Module, batch: int) -> Tensor:
+    with torch.random.fork_rng():
+        torch.manual_seed(1000 + batch)
+        return loss(model)
+
+
+@functools.cache
+def group() -> ddc.SymmetryGroup:
+    found = ddc.discover(network(), loss)
+    assert sorted(gauge.kind for gauge in found.gauges) == [
+        "CE bias shift",
+        "CE row shift",
+        "linear pair",
+        "relu rescale",
+    ]
+    return found
+
+
+@dataclass(frozen=True)
+class Case:
+    """An optimizer, with a group or without one."""
+
+    kind: type[ddc.Lifted]
+    grouped: bool
+    without: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.kind.__name__ + ("-group" if self.grouped else "")
+
+    @property
+    def group(self) -> ddc.SymmetryGroup | None:
+        return group().without(*self.without) if self.grouped else None
+
+    def light(self) -> Case:
+        """For many steps: without the gauge that takes most of their time."""
+        return replace(self, without=("linear pair",))
+
+    def make(self, model_or_params: Any, **options: Any) -> Any:
+        params = model_or_params
+        if isinstance(params, nn.Module):
+            params = params.named_parameters()
+        return self.kind(params, self.group, **options)
+
+
+CASES = [Case(kind, grouped) for kind in (ddc.DDCAdam, ddc.DDCMuon) for grouped in (False, True)]
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_kind = pytest.mark.parametrize("kind", [ddc.DDCAdam, ddc.DDCMuon])
+grouped_case = pytest.mark.parametrize("case", [c for c in CASES if c.grouped], ids=str)
+
+
+def backward(model: nn.Module, batch: int) -> Tensor:
+    """Gradients of the loss on a batch, in place of those that were there."""
+    model.zero_grad()
+    value = loss_on(model, batch)
+    value.backward()
+    return value.detach()
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, batches: range) -> None:
+    for batch in batches:
+        backward(model, batch)
+        optimizer.step()
+
+
+def weights(model: nn.Module) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal to the last bit, types and all; of state dicts and what they are made of."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b

@@ -1,0 +1,1014 @@
+"""What torch.optim promises of an optimizer beyond test_optim.py, and what ours promise besides."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from optim_support import (
+    CASES,
+    backward,
+    every_case,
+    every_kind,
+    group,
+    grouped_case,
+    loss,
+    loss_on,
+    network,
+    same,
+    train,
+    weights,
+)
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+import ddc
+
+# ------------------------------------------------------------------------------------------------
+# Param groups
+
+
+@every_case
+def test_param_groups_may_be_dicts_with_names(case):
+    model, reference = network(), network()
+    named = list(model.named_parameters())
+    groups = [{"params": named[:2]}, {"params": iter(named[2:])}]
+    optimizer, plain = case.make(groups), case.make(reference)
+    assert [g["param_names"] for g in optimizer.param_groups] == [
+        [name for name, _ in named[:2]],
+        [name for name, _ in named[2:]],
+    ]
+    train(model, optimizer, range(3))
+    train(reference, plain, range(3))
+    assert same(weights(model), weights(reference))
+
+
+@every_case
+def test_a_param_group_may_be_empty(case):
+    """Recipes that sort parameters into decayed and not make such groups."""
+    model, reference = network(), network()
+    named = list(model.named_parameters())
+    # torch itself wants empty groups to have no names explicitly, where others have some.
+    optimizer = case.make([{"params": [], "param_names": []}, {"params": named}])
+    plain = case.make(reference)
+    train(model, optimizer, range(2))
+    train(reference, plain, range(2))
+    assert same(weights(model), weights(reference))
+
+
+@every_case
+def test_no_parameters_are_an_error(case):
+    with pytest.raises(ValueError, match="empty parameter list"):
+        case.make([])
+
+
+@every_case
+def test_an_added_group_is_trained_as_by_the_plain_optimizer(case):
+    model, reference = network(), network()
+    optimizer, untouched = case.make(model), case.make(reference)
+    train(model, optimizer, range(2))
+    train(reference, untouched, range(2))
+    start = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    added, plain = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    optimizer.add_param_group({"params": [("added", added)], "lr": 0.25})
+    alone = case.kind([plain], lr=0.25)
+    for batch in range(2, 5):
+        added.grad, plain.grad = (start.sin() * batch).clone(), (start.sin() * batch).clone()
+        alone.step()
+        train(model, optimizer, range(batch, batch + 1))
+        train(reference, untouched, range(batch, batch + 1))
+    assert torch.equal(added, plain)
+    assert same(weights(model), weights(reference))
+
+
+@pytest.mark.parametrize("unpickled", [False, True], ids=["", "unpickled"])
+@every_case
+def test_a_group_that_cannot_be_added_leaves_no_trace(case, unpickled):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    if unpickled:
+        optimizer = pickle.loads(pickle.dumps(optimizer))
+    before = copy.deepcopy(optimizer.state_dict())
+    new = nn.Parameter(torch.ones(3, 4))
+    present = optimizer.param_groups[0]["params"][0]
+    for bad, message in (
+        ({"params": [("new", new)], "lr": -1}, "option lr must be finite"),
+        ({"params": [("new", new)], "lr": "fast"}, "option lr must be a number"),
+        ({"params": [("new", present)]}, "more than one parameter group"),
+        ({"params": [("new", present.detach())]}, "already there as '0.weight'"),
+        ({"params": [("0.weight", new)]}, "name '0.weight' is given twice"),
+        ({"params": [new]}, "without names"),
+    ):
+        with pytest.raises((ValueError, RuntimeError), match=message):
+            optimizer.add_param_group(bad)
+        assert same(optimizer.state_dict(), before)
+    optimizer.step()
+
+
+@every_case
+def test_unusable_options_of_a_group_change_nothing(case):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    before = copy.deepcopy((weights(model), optimizer.state_dict()["state"]))
+    optimizer.param_groups[0]["lr"] = -0.5
+    with pytest.raises(ValueError, match="option lr must be finite and >= 0, got -0.5"):
+        optimizer.step()
+    assert same((weights(model), optimizer.state_dict()["state"]), before)
+
+
+@every_kind
+def test_a_group_is_a_symmetry_group(kind):
+    named = list(network().named_parameters())
+    for wrong in (group().gauges, group().to_json(), "model.symmetries.json", 0.001):
+        with pytest.raises(TypeError, match="group must be a ddc.SymmetryGroup or None, is"):
+            kind(named, wrong)
+
+
+@every_kind
+def test_a_group_without_gauges_is_none(kind):
+    model, reference = network(), network()
+    nothing = group().only("no such gauge")
+    optimizer, plain = kind(model.parameters(), nothing), kind(reference.parameters())
+    train(model, optimizer, range(2))
+    plain.load_state_dict(optimizer.state_dict())
+    optimizer.load_state_dict(plain.state_dict())
+
+
+@every_kind
+def test_from_model_discovers_and_constructs(kind, capsys):
+    model = network()
+    optimizer = kind.from_model(model, loss, lr=0.125)
+    assert type(optimizer) is kind
+    assert optimizer.group == group()
+    assert optimizer.param_groups[0]["lr"] == 0.125
+    assert "1.weight:rescale" in optimizer.report()
+    assert optimizer.gauge_coordinate("1.weight:rescale").shape == (6,)
+    assert capsys.readouterr() == ("", "")
+    kind.from_model(model, loss, verbose=True)
+    assert "1.weight:rescale" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------
+# Schedules
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda epoch: 1 / (1 + epoch)),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda epoch: 0.75),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 2),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [1, 3]),
+    "ConstantLR": lambda o: lr_scheduler.ConstantLR(o, 0.25, 2),
+    "LinearLR": lambda o: lr_scheduler.LinearLR(o, 0.1, total_iters=4),
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.5),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.ExponentialLR(o, 0.5)], [2]
+    ),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.5)]
+    ),
+    "ReduceLROnPlateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.001, 0.1, step_size_up=2),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=6),
+    "PolynomialLR": lambda o: lr_scheduler.PolynomialLR(o, 4),
+}
+
+
+def test_every_scheduler_of_torch_is_tested():
+    assert {*SCHEDULERS, "LRScheduler"} == set(lr_scheduler.__all__)
+
+
+@pytest.mark.parametrize("tensor_lr", [False, True], ids=["", "tensor"])
+@pytest.mark.parametrize("name", SCHEDULERS)
+@every_kind
+def test_a_schedule_is_followed(kind, name, tensor_lr):
+    """By Adam's rate within Muon too: each step is that of an optimizer with these rates."""
+    start = 0.0625
+    model, reference = network(), network()
+    optimizer = kind(model.parameters(), lr=torch.tensor(start) if tensor_lr else start)
+    by_hand = kind(reference.parameters(), lr=start)
+    scheduler = SCHEDULERS[name](optimizer)
+    rates = set()
+    for batch in range(5):
+        lr = float(optimizer.param_groups[0]["lr"])
+        rates.add(lr)
+        options = by_hand.param_groups[0]
+        options["lr"] = lr
+        for cycled in {"betas", "momentum"} & options.keys():
+            options[cycled] = optimizer.param_groups[0][cycled]
+        if kind is ddc.DDCMuon:
+            options.update(adam_lr=1e-3 * (lr / start), adam_lr_at=lr)
+        train(model, optimizer, range(batch, batch + 1))
+        train(reference, by_hand, range(batch, batch + 1))
+        scheduler.step(*([1.0] if name == "ReduceLROnPlateau" else []))
+    assert len(rates) > 1
+    assert same(weights(model), weights(reference))
+
+
+def test_a_schedule_goes_on_where_it_was_saved():
+    """Also from a state dict that does not say which rate Adam's stands beside."""
+    for old in (False, True):
+        model = network()
+        optimizer = ddc.DDCMuon(model.named_parameters(), lr=0.5)
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+        for batch in range(3):
+            train(model, optimizer, range(batch, batch + 1))
+            scheduler.step()
+        saved = copy.deepcopy((optimizer.state_dict(), scheduler.state_dict()))
+        if old:
+            del saved[0]["param_groups"][0]["adam_lr_at"]
+        other = copy.deepcopy(model)
+        resumed = ddc.DDCMuon(other.named_parameters(), lr=0.5)
+        schedule = lr_scheduler.ExponentialLR(resumed, 0.5)
+        schedule.load_state_dict(saved[1])
+        resumed.load_state_dict(saved[0])
+        for batch in range(3, 6):
+            train(model, optimizer, range(batch, batch + 1))
+            train(other, resumed, range(batch, batch + 1))
+            scheduler.step()
+            schedule.step()
+        assert same(weights(model), weights(other))
+
+
+def test_a_group_that_is_added_during_a_schedule_has_the_rates_it_is_given():
+    model = network()
+    optimizer = ddc.DDCMuon(model.named_parameters(), lr=0.5, adam={"lr": 0.25})
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    train(model, optimizer, range(1))
+    scheduler.step()
+    vectors = [nn.Parameter(torch.ones(3)) for _ in range(3)]
+    optimizer.add_param_group({"params": [("default", vectors[0])]})
+    optimizer.add_param_group({"params": [("given", vectors[1])], "lr": 0.125})
+    plain = ddc.DDCAdam([vectors[2]], lr=0.25)
+    for vector in vectors:
+        vector.grad = torch.full((3,), 0.5)
+    optimizer.step()
+    plain.step()
+    assert torch.equal(vectors[0], vectors[2])
+    assert torch.equal(vectors[1], vectors[2])
+
+
+# ------------------------------------------------------------------------------------------------
+# Mixed precision, clipping, closures
+
+
+@every_case
+def test_grad_scaler_skips_what_overflows(case):
+    """Scales are powers of two, so a scaled step is the same to the bit."""
+    model, reference = network(torch.float32), network(torch.float32)
+    optimizer, plain = case.make(model), case.make(reference)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    for batch in range(4):
+        optimizer.zero_grad()
+        scaler.scale(loss_on(model, batch)).backward()
+        if batch == 2:
+            model[1].weight.grad[0, 0] = torch.inf
+            before = copy.deepcopy((weights(model), optimizer.state_dict()))
+        else:
+            train(reference, plain, range(batch, batch + 1))
+        scaler.step(optimizer)
+        scale = scaler.get_scale()
+        scaler.update()
+        if batch == 2:
+            assert same((weights(model), optimizer.state_dict()), before)
+            assert scaler.get_scale() == scale / 2
+    assert same(weights(model), weights(reference))
+
+
+@every_case
+def test_autocast(case):
+    model = network(torch.float32)
+    optimizer = case.make(model)
+    before = loss_on(model, 0)
+    for _ in range(10):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = loss_on(model, 0)
+            value.backward()
+            # A step that is made within it is not cast.
+            optimizer.step()
+    assert loss_on(model, 0) < before
+    for entries in optimizer.state.values():
+        assert not {torch.bfloat16, torch.float16} & {value.dtype for value in entries.values()}
+
+
+@every_case
+def test_gradient_clipping(case):
+    model, reference = network(), network()
+    optimizer, plain = case.make(model), case.make(reference)
+    for batch in range(3):
+        backward(model, batch)
+        backward(reference, batch)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        assert norm > 0.01
+        for parameter in reference.parameters():
+            parameter.grad *= 0.01 / (norm + 1e-6)
+        optimizer.step()
+        plain.step()
+    assert same(weights(model), weights(reference))
+
+
+@every_case
+def test_a_closure_is_called_once_with_gradients_and_its_loss_returned(case):
+    model, reference = network(), network()
+    optimizer, plain = case.make(model), case.make(reference)
+    losses = []
+
+    def closure() -> Tensor:
+        assert torch.is_grad_enabled()
+        losses.append(backward(model, 0))
+        return losses[-1]
+
+    with torch.no_grad():
+        returned = optimizer.step(closure)
+        assert not torch.is_grad_enabled()
+    assert len(losses) == 1
+    assert returned is losses[0]
+    train(reference, plain, range(1))
+    assert same(weights(model), weights(reference))
+
+
+@every_case
+def test_maximize_climbs_by_the_steps_that_would_descend_the_negative(case):
+    model, reference = network(), network()
+    up, down = case.make(model, maximize=True), case.make(reference)
+    for batch in range(3):
+        backward(model, batch)
+        backward(reference, batch)
+        for parameter in reference.parameters():
+            parameter.grad.neg_()
+        up.step()
+        down.step()
+    assert same(weights(model), weights(reference))
+
+
+@every_case
+def test_zeroed_gradients_are_gradients_and_none_are_not(case):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(1))
+    optimizer.zero_grad(set_to_none=False)
+    before = weights(model)
+    optimizer.step()  # moments go on
+    moved = weights(model)
+    assert not same(moved, before)
+    optimizer.zero_grad()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    optimizer.step()
+    assert same(weights(model), moved)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@every_case
+def test_gradients_that_are_not_finite_are_refused_and_change_nothing(case, value):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    backward(model, 2)
+    model[3].bias.grad[1] = value
+    before = copy.deepcopy((weights(model), optimizer.state_dict()))
+    with pytest.raises(RuntimeError, match="gradient of '3.bias' has NaN or Inf entries"):
+        optimizer.step()
+    assert same((weights(model), optimizer.state_dict()), before)
+    train(model, optimizer, range(2, 3))
+
+
+# ------------------------------------------------------------------------------------------------
+# Copies and checkpoints
+
+
+def saved_and_read(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+@every_case
+def test_a_copy_goes_on_as_the_original(case, how):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    together = (model, optimizer)
+    other, twin = (
+        copy.deepcopy(together) if how == "deepcopy" else pickle.loads(pickle.dumps(together))
+    )
+    train(model, optimizer, range(2, 4))
+    train(other, twin, range(2, 4))
+    assert same(weights(model), weights(other))
+    assert same(twin.state_dict(), optimizer.state_dict())
+    assert repr(twin) == repr(optimizer)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+@every_case
+def test_training_resumes_to_the_bit_and_state_keeps_its_types(case, dtype):
+    model = network(dtype)
+    optimizer = case.make(model)
+    train(model, optimizer, range(3))
+    for entries in optimizer.state.values():
+        for key, value in entries.items():
+            if key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+                expected = torch.float64 if dtype == torch.float64 else torch.float32
+            elif key.endswith(("step", ".age", ".recomputed")):
+                expected = torch.int64
+            elif key.endswith((".bound", ".known")):
+                expected = torch.bool
+            else:
+                assert key.startswith("gauge.")
+                expected = torch.float64
+            assert value.dtype == expected, key
+    saved = saved_and_read({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    other = network(dtype, seed=7)
+    resumed = case.make(other, lr=0.7)
+    other.load_state_dict(saved["model"])
+    assert resumed.load_state_dict(state_dict=saved["optimizer"]) is None
+    assert same(resumed.state_dict(), optimizer.state_dict())
+    train(model, optimizer, range(3, 6))
+    train(other, resumed, range(3, 6))
+    assert same(weights(model), weights(other))
+    assert same(resumed.state_dict(), optimizer.state_dict())
+
+
+@every_case
+def test_state_before_the_first_step_can_be_loaded(case):
+    model = network()
+    optimizer = case.make(model, lr=0.125)
+    saved = saved_and_read(optimizer.state_dict())
+    other = network()
+    resumed = case.make(other)
+    train(other, resumed, range(2))
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(saved)
+    train(model, optimizer, range(2))
+    train(other, resumed, range(2))
+    assert same(weights(model), weights(other))
+
+
+def test_loaded_options_say_what_state_there_is():
+    """State that Adam left of a matrix goes where Muon would have stepped it otherwise."""
+    model = network()
+    optimizer = ddc.DDCMuon(model.named_parameters(), group(), use_adam=True)
+    train(model, optimizer, range(2))
+    other = copy.deepcopy(model)
+    resumed = ddc.DDCMuon(other.named_parameters(), group())
+    resumed.load_state_dict(saved_and_read(optimizer.state_dict()))
+    train(model, optimizer, range(2, 4))
+    train(other, resumed, range(2, 4))
+    assert same(weights(model), weights(other))
+
+
+@every_case
+def test_state_of_another_precision_is_cast(case):
+    """As torch does, but never below float32."""
+    model = network(torch.float32)
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    for dtype in (torch.float64, torch.bfloat16):
+        other = copy.deepcopy(model).to(dtype)
+        resumed = case.make(other)
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(other, resumed, range(2, 3))
+        key = "exp_avg" if case.kind is ddc.DDCAdam else "momentum_buffer"
+        expected = torch.float64 if dtype == torch.float64 else torch.float32
+        assert resumed.state[other[0].weight][key].dtype == expected
+
+
+@every_case
+def test_a_state_dict_of_the_learning_rate_alone_will_do(case):
+    """Options that it does not have are the optimizer's."""
+    model = network()
+    optimizer = case.make(model, weight_decay=0.3)
+    train(model, optimizer, range(2))
+    old = copy.deepcopy(optimizer.state_dict())
+    kept = {"lr", "params", "symmetries"}
+    old["param_groups"] = [{k: g[k] for k in kept} for g in old["param_groups"]]
+    other = copy.deepcopy(model)
+    resumed = case.make(other, weight_decay=0.3)
+    resumed.load_state_dict(old)
+    assert same(resumed.state_dict(), optimizer.state_dict())
+
+
+def of_tensor(key: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    """Changes the state of one parameter, the first that has this key, ending so."""
+
+    def damage(state: dict[str, Any]) -> None:
+        for entries in state["state"].values():
+            for name in entries:
+                if name.endswith(key):
+                    entries[name] = change(entries[name])
+                    return
+        raise AssertionError(key)
+
+    return damage
+
+
+def without(key: str) -> Callable[[dict[str, Any]], None]:
+    def damage(state: dict[str, Any]) -> None:
+        for entries in state["state"].values():
+            for name in list(entries):
+                if name.endswith(key):
+                    del entries[name]
+
+    return damage
+
+
+def option(**values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state["param_groups"][0].update(values)
+
+
+DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "shape": (
+        of_tensor("exp_avg_sq", lambda t: t[:-1]),
+        "'param.*exp_avg_sq' is of type Double and shape",
+    ),
+    "missing": (without("exp_avg"), "has no tensor 'param.*exp_avg'"),
+    "unknown": (lambda s: s["state"][0].update(velocity=torch.ones(3, 4)), "velocity"),
+    "no tensor": (
+        of_tensor("exp_avg_sq", lambda t: "lost"),
+        "exp_avg_sq' of .* must be a tensor, is .*str",
+    ),
+    "negative step": (of_tensor("step", lambda t: torch.tensor(-1)), "step' must be >= 0, is -1"),
+    "step": (
+        of_tensor("step", lambda t: "many"),
+        "step of a parameter must be a number, is 'many'",
+    ),
+    "parameter": (lambda s: s["state"].update({99: {}}), "state of 99, which is in no param group"),
+    "group": (
+        lambda s: s["param_groups"].append(s["param_groups"][0]),
+        "different number of parameter groups",
+    ),
+    "size": (
+        lambda s: s["param_groups"][0]["params"].pop(),
+        "doesn't match the size of optimizer's group",
+    ),
+    "names": (
+        lambda s: s["param_groups"][0]["param_names"].pop(),
+        "has 5 parameters and 4 param_names",
+    ),
+    "lr": (option(lr=-1.0), "option lr must be finite and >= 0, got -1"),
+    "betas": (option(betas=0.9, adam_betas=0.9), "betas must be a pair of numbers, got 0.9"),
+    "symmetries": (
+        option(symmetries="3 gauges of dimension 7, 0123456789ab"),
+        "3 gauges of dimension 7",
+    ),
+}
+GROUP_DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no symmetries": (
+        option(symmetries=None),
+        "trained with the symmetries None, the optimizer has 4 gauges",
+    ),
+    "gauge shape": (
+        of_tensor(".log_unit", lambda t: t[1:]),
+        "rescale.log_unit' is of type Double and shape",
+    ),
+    "gauge type": (of_tensor(".bound", lambda t: t.double()), "bound' is of type Double"),
+    "gauge missing": (without(".frame"), "has no tensor 'gauge.0.weight:linear.frame'"),
+    "count": (of_tensor(".age", lambda t: t.float()), "age' must be one int64, is Float"),
+    "order": (
+        lambda s: s["param_groups"][0]["param_names"].reverse(),
+        "for the parameter '3.bias' would be loaded for '0.weight'",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "message"),
+    [
+        pytest.param(case, *damage, id=f"{case}-{name}")
+        for case in CASES
+        for name, damage in (DAMAGES | GROUP_DAMAGES if case.grouped else DAMAGES).items()
+    ],
+)
+def test_a_state_dict_that_does_not_fit_is_refused_and_changes_nothing(case, change, message):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    damaged = copy.deepcopy(before)
+    change(damaged)
+    with pytest.raises((ValueError, RuntimeError, TypeError), match=message):
+        optimizer.load_state_dict(damaged)
+    assert same(optimizer.state_dict(), before)
+    other = copy.deepcopy(model)
+    untouched = case.make(other)
+    untouched.load_state_dict(before)
+    train(model, optimizer, range(2, 3))
+    train(other, untouched, range(2, 3))
+    assert same(weights(model), weights(other))
+
+
+@grouped_case
+def test_state_of_other_symmetries_is_refused(case):
+    model = network()
+    ours = case.make(model)
+    train(model, ours, range(1))
+    for other in (case.kind(model.named_parameters()), case.light().make(model)):
+        other.step()
+        with pytest.raises(ValueError, match="trained with the symmetries .*, the optimizer has"):
+            other.load_state_dict(copy.deepcopy(ours.state_dict()))
+        with pytest.raises(ValueError, match="trained with the symmetries .*, the optimizer has"):
+            ours.load_state_dict(copy.deepcopy(other.state_dict()))
+    with pytest.raises(ValueError, match="trained with the symmetries None"):
+        adamw = torch.optim.AdamW(model.parameters())
+        adamw.step()
+        ours.load_state_dict(adamw.state_dict())
+
+
+@every_case
+def test_names_that_wrappers_put_in_a_state_dict_do_no_harm(case):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    names = saved["param_groups"][0]["param_names"]
+    names[:] = [f"module._orig_mod.{name}" for name in names]
+    other = copy.deepcopy(model)
+    resumed = case.make(other)
+    resumed.load_state_dict(saved)
+    other.to(torch.float32).to(torch.float64)  # the core is made anew, by these names
+    model.to(torch.float32).to(torch.float64)
+    train(model, optimizer, range(2, 3))
+    train(other, resumed, range(2, 3))
+    assert same(weights(model), weights(other))
+
+
+@every_case
+def test_clearing_the_state_starts_anew(case):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    other = copy.deepcopy(model)
+    fresh = case.make(other)
+    optimizer.state.clear()
+    train(model, optimizer, range(2, 4))
+    train(other, fresh, range(2, 4))
+    assert same(weights(model), weights(other))
+    assert same(optimizer.state_dict(), fresh.state_dict())
+
+
+@every_case
+def test_weights_may_be_loaded_after_the_optimizer_is_made(case):
+    model, reference = network(), network(seed=5)
+    optimizer = case.make(model)
+    model.load_state_dict(reference.state_dict())
+    fresh = case.make(reference)
+    train(model, optimizer, range(3))
+    train(reference, fresh, range(3))
+    assert same(weights(model), weights(reference))
+
+
+# ------------------------------------------------------------------------------------------------
+# Parameters that are not what they were
+
+
+@every_case
+def test_frozen_parameters_stay(case):
+    model = network()
+    model[3].bias.requires_grad_(False)
+    optimizer = case.make(model)
+    before = model[3].bias.clone()
+    train(model, optimizer, range(2))
+    assert torch.equal(model[3].bias, before)
+    assert not {"exp_avg", "momentum_buffer"} & optimizer.state[model[3].bias].keys()
+
+
+@every_case
+def test_a_parameter_without_a_gradient_is_left_alone(case):
+    """Though others of its gauges have one."""
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    before = weights(model)
+    backward(model, 2)
+    model[1].weight.grad = None
+    optimizer.step()
+    for was, (name, now) in zip(before, model.named_parameters(), strict=True):
+        assert torch.equal(now, was) == (name == "1.weight"), name
+    assert optimizer.state[model[1].weight]["step"] == 2
+    assert optimizer.state[model[1].bias]["step"] == 3
+    train(model, optimizer, range(3, 4))
+
+
+@every_case
+def test_data_may_be_exchanged(case):
+    model, reference = network(), network()
+    optimizer, plain = case.make(model), case.make(reference)
+    for batch in range(3):
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        train(model, optimizer, range(batch, batch + 1))
+        train(reference, plain, range(batch, batch + 1))
+    assert same(weights(model), weights(reference))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64, torch.float32),
+        (torch.float64, torch.float32),
+    ],
+    ids=str,
+)
+@every_case
+def test_a_model_may_change_its_type_in_training(case, path):
+    model = network(path[0])
+    optimizer = case.make(model)
+    for number, dtype in enumerate(path):
+        model.to(dtype)
+        before = weights(model)
+        train(model, optimizer, range(number, number + 1))
+        assert not same(weights(model), before)
+        first = optimizer.state[model[0].weight]
+        assert first["step"] == number + 1
+        key = "exp_avg" if case.kind is ddc.DDCAdam else "momentum_buffer"
+        assert first[key].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@grouped_case
+def test_parameters_without_names_are_an_error_with_a_group(case):
+    with pytest.raises(
+        ValueError, match="pass model.named_parameters.. instead of model.parameters"
+    ):
+        case.make(network().parameters())
+
+
+@grouped_case
+def test_a_gauge_whose_tensor_is_not_there_is_an_error(case):
+    named = dict(network().named_parameters())
+    missing = [(name, tensor) for name, tensor in named.items() if name != "1.bias"]
+    renamed = [(name.replace("1.", "second."), tensor) for name, tensor in named.items()]
+    for params in (missing, renamed):
+        with pytest.raises(
+            ValueError, match="acts on the parameter '1..*', which is in no param group"
+        ):
+            case.make(params)
+    for reshape in (Tensor.t, Tensor.flatten, lambda w: w[:3]):
+        changed = [
+            (name, nn.Parameter(reshape(tensor.detach())) if name == "1.weight" else tensor)
+            for name, tensor in named.items()
+        ]
+        with pytest.raises(
+            ValueError, match="'1.weight' of shape \\[6, 3\\], which has shape .* here"
+        ):
+            case.make(changed)
+
+
+@grouped_case
+def test_a_parameter_that_loses_its_shape_later_is_an_error(case):
+    """FSDP does this to the parameters of a model that it wraps."""
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(1))
+    model[1].weight.grad = None
+    model[1].weight.data = model[1].weight.data.flatten()
+    with pytest.raises(ValueError, match="flattened, sharded or of another model"):
+        optimizer.step()
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@every_case
+def test_sharded_parameters_are_an_error(case, one_process):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    optimizer = case.make(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(RuntimeError, match="'0.weight' is sharded or flattened .DTensor."):
+        case.make(model)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
+    with pytest.raises(RuntimeError, match="'0.weight' is sharded or flattened .DTensor."):
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching to use `NO_SHARD`")
+@pytest.mark.parametrize("originals", [False, True], ids=["flat", "originals"])
+@grouped_case
+def test_flattened_parameters_are_an_error(case, originals, one_process):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(
+        network(), use_orig_params=originals, device_id=torch.device("cpu")
+    )
+    message = "'0.weight', which is in no param group" if originals else "is sharded or flattened"
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        case.make(model)
+
+
+# ------------------------------------------------------------------------------------------------
+# Threads and the compiler
+
+
+@every_case
+def test_steps_in_other_threads_are_the_same(case):
+    reference = network()
+    optimizer = case.make(reference)
+    gradients = []
+    for batch in range(2):
+        backward(reference, batch)
+        gradients.append([parameter.grad.clone() for parameter in reference.parameters()])
+        optimizer.step()
+
+    models = [network() for _ in range(3)]
+    optimizers = [case.make(model) for model in models]
+
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for values in gradients:
+            for parameter, gradient in zip(model.parameters(), values, strict=True):
+                parameter.grad = gradient.clone()
+            optimizer.step()
+
+    threads = [
+        threading.Thread(target=run, args=pair) for pair in zip(models, optimizers, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for model in models:
+        assert same(weights(model), weights(reference))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@every_case
+def test_compiled_models_are_trained_as_others(case, backend):
+    torch.compiler.reset()
+    model, reference = network(), network()
+    compiled = torch.compile(model, backend=backend)
+    assert next(iter(compiled.named_parameters()))[0] == "_orig_mod.0.weight"
+    optimizer, plain = case.make(compiled), case.make(reference)
+    train(compiled, optimizer, range(2))
+    train(reference, plain, range(2))
+    for a, b in zip(weights(model), weights(reference), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_symmetries_of_a_compiled_model_are_found():
+    torch.compiler.reset()
+    compiled = torch.compile(network(), backend="eager")
+    found = ddc.discover(compiled, loss)
+    assert [g.name for g in found.gauges] == [g.name for g in group().gauges]
+    ddc.DDCAdam(compiled.named_parameters(), found)
+
+
+@every_case
+def test_a_step_within_a_compiled_function(case):
+    torch.compiler.reset()
+    model, reference = network(), network()
+    optimizer, plain = case.make(model), case.make(reference)
+    inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(3)).double()
+
+    def update(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+        optimizer.zero_grad()
+        value = model(inputs).square().mean()
+        value.backward()
+        optimizer.step()
+        return value
+
+    compiled = torch.compile(update, backend="eager")
+    for _ in range(3):
+        a, b = compiled(model, optimizer), update(reference, plain)
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+    assert optimizer.state[model[0].weight]["step"] == 3
+
+
+# ------------------------------------------------------------------------------------------------
+# What the steps are
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"lr": 0.0625, "betas": (0.5, 0.75), "eps": 1e-3, "weight_decay": 0.5},
+        {"weight_decay": 0.0, "maximize": True},
+    ],
+    ids=["default", "all", "maximize"],
+)
+def test_without_a_group_ddc_adam_is_adamw(options, dtype):
+    """Steps from the same weights, given the same gradients, are one to the last place."""
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(40, 30, generator=generator, dtype=dtype)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    optimizer = ddc.DDCAdam([ours], **options)
+    adamw = torch.optim.AdamW([theirs], foreach=False, **options)
+    for _ in range(10):
+        gradient = torch.randn(40, 30, generator=generator, dtype=dtype)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        optimizer.step()
+        adamw.step()
+        moments, expected = optimizer.state[ours], adamw.state[theirs]
+        assert torch.equal(moments["exp_avg_sq"], expected["exp_avg_sq"])
+        # AdamW in Python computes m + (1 - beta1) (g - m); in LibTorch, and here, it is
+        # beta1 m + (1 - beta1) g.
+        unit = torch.finfo(dtype).eps * gradient.abs().max()
+        assert (moments["exp_avg"] - expected["exp_avg"]).abs().max() <= unit
+        assert (ours - theirs).abs().max() <= torch.finfo(dtype).eps * start.abs().max()
+        ours.data.copy_(theirs)
+
+
+def newton_schulz_in_type_of_input(
+    gradient: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
+) -> Tensor:
+    """What torch.optim.Muon iterates, which does it in bfloat16 always."""
+    a, b, c = coefficients
+    x = gradient / gradient.norm().clamp(min=eps)
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if tall else x
+
+
+@pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [True, False], ids=["nesterov", "plain"])
+def test_without_a_group_ddc_muon_is_torchs_muon(scale, nesterov, monkeypatch):
+    monkeypatch.setattr(
+        torch.optim._muon, "_zeropower_via_newtonschulz", newton_schulz_in_type_of_input
+    )
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(12, 20, generator=generator, dtype=torch.float64)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.2, "nesterov": nesterov}
+    optimizer = ddc.DDCMuon([ours], method="newton_schulz", scale=scale, **options)
+    muon = torch.optim.Muon([theirs], adjust_lr_fn=scale, **options)
+    for _ in range(10):
+        gradient = torch.randn(12, 20, generator=generator, dtype=torch.float64)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        optimizer.step()
+        muon.step()
+    buffers = optimizer.state[ours]["momentum_buffer"], muon.state[theirs]["momentum_buffer"]
+    assert torch.equal(*buffers)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+def test_vectors_within_ddc_muon_are_adams():
+    model, reference = network(), network()
+    muon = ddc.DDCMuon(
+        model.named_parameters(), adam={"lr": 0.03, "betas": (0.8, 0.9), "weight_decay": 0.5}
+    )
+    adam = ddc.DDCAdam(reference.named_parameters(), lr=0.03, betas=(0.8, 0.9), weight_decay=0.5)
+    for batch in range(3):
+        backward(model, batch)
+        for parameter, other in zip(model.parameters(), reference.parameters(), strict=True):
+            other.grad = parameter.grad.clone()
+        muon.step()
+        adam.step()
+    assert torch.equal(model[1].bias, reference[1].bias)
+    assert torch.equal(model[3].bias, reference[3].bias)
+    assert not torch.equal(model[1].weight, reference[1].weight)
+
+
+def outputs(model: nn.Module) -> Tensor:
+    inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(9)).double()
+    with torch.no_grad():
+        return model(inputs).log_softmax(-1)
+
+
+@grouped_case
+def test_two_writings_of_one_function_stay_one_through_a_checkpoint(case):
+    """One is saved, loaded into a new optimizer and goes on; the other never stopped."""
+
+    def distance(make: Callable[[nn.Module], Any], through_checkpoint: bool) -> float:
+        model, moved = network(), network()
+        group().random_element(seed=1, size=0.3).apply_(moved)
+        assert not torch.allclose(model[1].weight, moved[1].weight, atol=0.1)
+        a, b = make(model), make(moved)
+        for batch in range(8):
+            if batch == 4 and through_checkpoint:
+                saved = saved_and_read((moved.state_dict(), b.state_dict()))
+                moved = network(seed=3)
+                b = make(moved)
+                moved.load_state_dict(saved[0])
+                b.load_state_dict(saved[1])
+            train(model, a, range(batch, batch + 1))
+            train(moved, b, range(batch, batch + 1))
+        return float((outputs(model) - outputs(moved)).abs().max())
+
+    def adamw(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    assert distance(case.make, through_checkpoint=True) < 1e-12
+    assert distance(adamw, through_checkpoint=False) > 1e-2
