@@ -13,6 +13,8 @@ void translate(std::exception_ptr pointer) {
     if (pointer) std::rethrow_exception(pointer);
   } catch (const c10::ValueError& error) {
     py::set_error(PyExc_ValueError, error.what_without_backtrace());
+  } catch (const c10::TypeError& error) {
+    py::set_error(PyExc_TypeError, error.what_without_backtrace());
   } catch (const c10::Error& error) {
     py::set_error(PyExc_RuntimeError, error.what_without_backtrace());
   }

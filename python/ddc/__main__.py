@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -84,11 +84,11 @@ def _load(target: str) -> Callable[[], Any]:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
             raise ValueError(f"there is no module '{module_name}' here") from None
-    factory = getattr(module, name, None)
+    factory: Any = getattr(module, name, None)
     if not callable(factory):
         what = "nothing" if factory is None else f"no function but {type(factory).__name__}"
         raise ValueError(f"'{name}' in '{module_name}' is {what}")
-    return factory
+    return cast(Callable[[], Any], factory)
 
 
 def _make(target: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:

@@ -1,8 +1,8 @@
 """What the package knows of models: their parameters under lasting names."""
 
+import sys
 from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 
 # What wrappers put before or into the names of parameters: DistributedDataParallel and DataParallel,
@@ -20,10 +20,12 @@ def plain_name(name: str) -> str:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, DataParallel and torch.compile."""
+    # Nobody has compiled a model if the compiler, which takes seconds to import, is not there.
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
             model = model.module
-        elif isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+        elif compiler is not None and isinstance(model, compiler.OptimizedModule):
             model = model._orig_mod
         else:
             return model
@@ -51,6 +53,8 @@ def check_whole(named: Iterable[tuple[str, Tensor]]) -> None:
 
 def parameters_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     """Parameters of the model by their plain names, each once."""
-    named = [(plain_name(name), tensor) for name, tensor in unwrap(model).named_parameters()]
+    named: list[tuple[str, Tensor]] = [
+        (plain_name(name), tensor) for name, tensor in unwrap(model).named_parameters()
+    ]
     check_whole(named)
     return named

@@ -41,6 +41,7 @@ class Lifted(Optimizer):
             )
         self._group = group
         self._core: _C.Core | None = None
+        self._core_key: list[Any] = []
         _C.check_options(self._kind, self._values(defaults))
         self._constructing = True
         super().__init__(params, {**defaults, "symmetries": _describe(group)})
@@ -85,7 +86,7 @@ class Lifted(Optimizer):
         return self._refresh().gauge_coordinate(gauge)
 
     # torch.compiler.disable would do the same, and import the compiler (2 s) with this module.
-    @torch._disable_dynamo
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Make one step.
 
