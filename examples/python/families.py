@@ -41,6 +41,7 @@ class Family:
     make: Callable[[], nn.Module]
     loss: Callable[[nn.Module], Tensor]
     expected: dict[str, int] = field(default_factory=dict)
+    seed: int = 0
 
 
 def language(model: nn.Module) -> Tensor:
@@ -108,8 +109,8 @@ FAMILIES = [
 ]
 
 
-def build(family: Family, seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
+def build(family: Family) -> nn.Module:
+    torch.manual_seed(family.seed)
     return family.make().double().eval()
 
 
