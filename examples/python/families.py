@@ -1,11 +1,16 @@
 """Symmetries of model families as `transformers` and `timm` ship them, found without being told anything.
 
-Small models with random weights, float64. Prints the table of docs/families.md.
+Small models with random weights, float64. Prints the table of docs/families.md:
+
+    python examples/python/families.py [--write docs/families.md] [names of families]
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,41 +18,43 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 import ddc
+from ddc._precision import Float64
 
-
-class Float64(TorchFunctionMode):
-    """Gives float64 where float32 is asked for.
-
-    Models of transformers compute norms, rotary angles and the loss in float32, whatever the type of
-    their weights: a guard for half precision, which rounds to 1e-7 in a float64 model.
-    """
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is Tensor.float:
-            return args[0].double()
-
-        def wider(value: Any) -> Any:
-            return torch.float64 if value is torch.float32 else value
-
-        return function(*map(wider, args), **{k: wider(v) for k, v in (kwargs or {}).items()})
+STEPS = 20
 
 
 @dataclass
 class Family:
+    """A model family.
+
+    Attributes
+    ----------
+    name : str
+    make : callable
+        Returns the model, with random weights.
+    loss : callable
+        Of the model, on a batch that it draws.
+    expected : dict
+        How many gauges there are of which kind and group: ``{"VO linear GL(4)^2": 2}``.
+    missing : str
+        Which directions that no batch sees no gauge explains, and why.
+    seed : int
+        Of the weights.
+    """
+
     name: str
     make: Callable[[], nn.Module]
     loss: Callable[[nn.Module], Tensor]
     expected: dict[str, int] = field(default_factory=dict)
+    missing: str = ""
     seed: int = 0
 
 
-def language(model: nn.Module) -> Tensor:
+def next_token(model: nn.Module) -> Tensor:
     tokens = torch.randint(model.config.vocab_size, (32, 8))
-    with Float64():
-        return model(input_ids=tokens, labels=tokens).loss
+    return model(input_ids=tokens, labels=tokens).loss
 
 
 def classify_tokens(model: nn.Module) -> Tensor:
@@ -64,19 +71,38 @@ def classify_images(model: nn.Module) -> Tensor:
     return nn.functional.cross_entropy(getattr(out, "logits", out), labels)
 
 
-COMMON = dict(vocab_size=11, use_cache=False, initializer_range=0.35, bos_token_id=None, eos_token_id=None)
-LLAMA = dict(
-    COMMON, hidden_size=8, intermediate_size=10, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=4, max_position_embeddings=8, pad_token_id=None,
-)
+def causal(name: str, **config: Any) -> Callable[[], nn.Module]:
+    """A language model of transformers by the stem of its classes' names."""
 
-
-def causal(model: str, **config) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        cls = getattr(transformers, f"{model}ForCausalLM", None) or getattr(transformers, f"{model}LMHeadModel")
-        cfg = getattr(transformers, f"{model}Config")(**config)
-        return cls(cfg)
+        head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+        cls = getattr(transformers, name + head)
+        return cls(getattr(transformers, name + "Config")(**config))
+
     return make
+
+
+# With the usual 0.02 a model this narrow would have attention scores of 1e-4 and little to see.
+SPREAD = 8**-0.5
+DECODER: dict[str, Any] = dict(
+    vocab_size=11, bos_token_id=None, eos_token_id=None, pad_token_id=None, use_cache=False
+)
+LLAMA = DECODER | dict(
+    hidden_size=8,
+    intermediate_size=10,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=4,
+    max_position_embeddings=8,
+    initializer_range=SPREAD,
+)
+GPT = DECODER | dict(
+    n_embd=8, n_inner=10, n_layer=2, n_head=2, n_positions=8, initializer_range=SPREAD
+)
+# In parallel branches the first feed-forward part sees single tokens and nothing else: it takes many to
+# tell its units apart.
+MANY_TOKENS = dict(vocab_size=31)
 
 
 def timm_vit() -> nn.Module:
@@ -87,19 +113,38 @@ def timm_vit() -> nn.Module:
 
 
 FAMILIES = [
-    Family("Llama", causal("Llama", **LLAMA), language),
-    Family("Mistral", causal("Mistral", **LLAMA, sliding_window=4), language),
-    Family("Qwen2", causal("Qwen2", **{**LLAMA, "num_attention_heads": 2, "num_key_value_heads": 1}), language),
-    Family("Qwen3", causal("Qwen3", **LLAMA), language),
-    Family("Gemma", causal("Gemma", **{**LLAMA, "pad_token_id": None}), language),
-    Family("GPT-2", causal("GPT2", **COMMON, n_embd=8, n_layer=2, n_head=2, n_inner=10, n_positions=8,
-                           resid_pdrop=0, embd_pdrop=0, attn_pdrop=0), language),
-    Family("GPT-NeoX", causal("GPTNeoX", **{**COMMON, "vocab_size": 31}, hidden_size=8, intermediate_size=10, num_hidden_layers=2,
-                              num_attention_heads=2, rotary_pct=0.5, max_position_embeddings=8), language),
-    Family("GPT-J", causal("GPTJ", **{**COMMON, "vocab_size": 31}, n_embd=8, n_layer=2, n_head=2, n_inner=10, rotary_dim=2, n_positions=8), language),
-    Family("OPT", causal("OPT", vocab_size=11, use_cache=False, init_std=0.35, hidden_size=8, ffn_dim=10, num_hidden_layers=2, num_attention_heads=2,
-                         max_position_embeddings=8, word_embed_proj_dim=8, pad_token_id=None, dropout=0.0), language),
-    Family("Phi-3", causal("Phi3", **{**LLAMA, "num_attention_heads": 2, "num_key_value_heads": 1}), language),
+    Family("Llama", causal("Llama", **LLAMA), next_token),
+    Family("Mistral", causal("Mistral", **LLAMA, sliding_window=4), next_token),
+    Family("Qwen2", causal("Qwen2", **LLAMA), next_token),
+    Family("Qwen3", causal("Qwen3", **LLAMA), next_token),
+    Family("Gemma", causal("Gemma", **LLAMA), next_token),
+    Family("GPT-2", causal("GPT2", **GPT), next_token),
+    Family(
+        "GPT-NeoX",
+        causal(
+            "GPTNeoX",
+            **LLAMA | MANY_TOKENS | dict(num_attention_heads=2, rotary_pct=0.5),
+        ),
+        next_token,
+    ),
+    Family("GPT-J", causal("GPTJ", **GPT | MANY_TOKENS, rotary_dim=2), next_token),
+    Family(
+        "OPT",
+        causal(
+            "OPT",
+            **DECODER,
+            hidden_size=8,
+            word_embed_proj_dim=8,
+            ffn_dim=10,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=8,
+            init_std=SPREAD,
+        ),
+        next_token,
+        seed=1,
+    ),
+    Family("Phi-3", causal("Phi3", **LLAMA | dict(num_attention_heads=2, num_key_value_heads=1)), next_token),
     Family("ViT", lambda: transformers.ViTForImageClassification(transformers.ViTConfig(
         hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=14, image_size=8, patch_size=4, num_labels=3)), classify_images),
     Family("BERT", lambda: transformers.BertForSequenceClassification(transformers.BertConfig(
@@ -114,22 +159,64 @@ def build(family: Family) -> nn.Module:
     return family.make().double().eval()
 
 
-def pair_difference(family, model, group, optimizer, steps=20, lr=1e-2):
-    one, two = copy.deepcopy(model), copy.deepcopy(model)
-    group.random_element(seed=1, size=0.5).apply_(two)
+def in_float64(loss: Callable[[nn.Module], Tensor]) -> Callable[[nn.Module], Tensor]:
+    """The loss without what the model's own code rounds to float32, as `ddc.discover` sees it."""
+
+    def evaluate(model: nn.Module) -> Tensor:
+        with Float64():
+            return loss(model)
+
+    return evaluate
+
+
+def found(group: ddc.SymmetryGroup) -> dict[str, int]:
+    """How many gauges there are of which kind and group."""
+    return dict(Counter(f"{gauge.kind} {gauge.group}" for gauge in group.gauges))
+
+
+def train(
+    model: nn.Module, loss: Callable[[nn.Module], Tensor], optimizer: torch.optim.Optimizer
+) -> tuple[Tensor, Tensor]:
+    """The losses of all steps, and what the trained model predicts: the logarithms of probabilities."""
     losses = []
-    for copied in (one, two):
-        if issubclass(optimizer, torch.optim.AdamW):
-            trainer = optimizer(copied.parameters(), lr=lr)
-        else:
-            trainer = optimizer(copied.named_parameters(), group, lr=lr)
-        curve = []
-        for step in range(steps + 1):
-            torch.manual_seed(step)
-            loss = family.loss(copied)
-            curve.append(loss.detach())
-            trainer.zero_grad()
-            loss.backward()
-            trainer.step()
-        losses.append(torch.stack(curve))
-    return ((losses[0] - losses[1]).abs() / losses[0].abs()).max().item()
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        value = loss(model)
+        losses.append(value.detach().double())
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    outputs: list[Any] = []
+    with model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output)):
+        torch.manual_seed(STEPS)
+        losses.append(loss(model).detach().double())
+    logits = getattr(outputs[0], "logits", outputs[0])
+    return torch.stack(losses), logits.detach().double().log_softmax(-1)
+
+
+def difference_of_copies(
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    group: ddc.SymmetryGroup,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+) -> float:
+    """By how much two copies of a model that a symmetry takes into each other differ after training.
+
+    The largest difference of losses and predictions, relative to the largest of them.
+    """
+    first, second = copy.deepcopy(model), copy.deepcopy(model)
+    group.random_element(seed=1, size=0.5).apply_(second)
+    runs = [train(each, loss, optimizer(each)) for each in (first, second)]
+    return max(
+        ((mine - other).abs().max() / mine.abs().max()).item() for mine, other in zip(*runs)
+    )
+
+
+def optimizers(
+    group: ddc.SymmetryGroup, lr: float = 1e-2
+) -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
+    return {
+        "DDCAdam": lambda model: ddc.DDCAdam(model.named_parameters(), group, lr=lr),
+        "DDCMuon": lambda model: ddc.DDCMuon(model.named_parameters(), group, lr=lr),
+        "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
+    }
