@@ -39,7 +39,7 @@ class Family:
     expected : dict
         How many gauges there are of which kind and group: ``{"VO linear GL(4)^2": 2}``.
     missing : str
-        Which directions that no batch sees no gauge explains, and why.
+        Which directions that no batch sees no gauge explains, and which parameters have no gradient; why.
     seed : int
         Of the weights.
     """
@@ -53,8 +53,9 @@ class Family:
 
 
 def next_token(model: nn.Module) -> Tensor:
-    tokens = torch.randint(model.config.vocab_size, (32, 8))
-    return model(input_ids=tokens, labels=tokens).loss
+    tokens = torch.randint(model.config.vocab_size, (32, 9))
+    logits = model(input_ids=tokens[:, :-1]).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def classify_tokens(model: nn.Module) -> Tensor:
@@ -112,22 +113,108 @@ def timm_vit() -> nn.Module:
         init_values=0.1)
 
 
+NORM_AND_HEADS = {
+    "norm scale (R+)^8": 5,
+    "VO linear GL(4)^2": 2,
+    "QK plane scale (R+)^4": 2,
+    "QK torus SO(2)^4": 2,
+}
+GATED = {"glu rescale (R+)^10": 2}
+UNTIED = {"residual rotation O(8)": 1, "CE row shift R^8": 1}
+
 FAMILIES = [
-    Family("Llama", causal("Llama", **LLAMA), next_token),
-    Family("Mistral", causal("Mistral", **LLAMA, sliding_window=4), next_token),
-    Family("Qwen2", causal("Qwen2", **LLAMA), next_token),
-    Family("Qwen3", causal("Qwen3", **LLAMA), next_token),
-    Family("Gemma", causal("Gemma", **LLAMA), next_token),
-    Family("GPT-2", causal("GPT2", **GPT), next_token),
+    Family("Llama", causal("Llama", **LLAMA), next_token, GATED | NORM_AND_HEADS | UNTIED),
+    Family(
+        "Mistral",
+        causal("Mistral", **LLAMA, sliding_window=4),
+        next_token,
+        GATED | NORM_AND_HEADS | UNTIED,
+    ),
+    Family("Qwen2", causal("Qwen2", **LLAMA), next_token, GATED | NORM_AND_HEADS | UNTIED),
+    Family(
+        "Qwen3",
+        causal("Qwen3", **LLAMA),
+        next_token,
+        GATED
+        | UNTIED
+        | {"norm scale (R+)^8": 5, "VO linear GL(4)^2": 2, "diagonal linear (R+)^2": 2},
+    ),
+    # The last norm is read by the embedding.
+    Family(
+        "Gemma",
+        causal("Gemma", **LLAMA),
+        next_token,
+        GATED | NORM_AND_HEADS | {"norm scale (R+)^8": 4},
+    ),
+    Family(
+        "GPT-2",
+        causal("GPT2", **GPT),
+        next_token,
+        {
+            "norm scale (R+)^8": 4,
+            "norm shift exchange R^8": 4,
+            "norm kernel shift R^24": 2,
+            "norm kernel shift R^10": 2,
+            "QK linear GL(4)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "null shift R^8": 2,
+            "value bias exchange R^8": 2,
+            "residual mean shift R^8": 3,
+            "residual mean shift R^10": 2,
+            "residual mean shift R": 4,
+            "embedding exchange R^8": 1,
+        },
+    ),
     Family(
         "GPT-NeoX",
-        causal(
-            "GPTNeoX",
-            **LLAMA | MANY_TOKENS | dict(num_attention_heads=2, rotary_pct=0.5),
-        ),
+        causal("GPTNeoX", **LLAMA | MANY_TOKENS | dict(num_attention_heads=2, rotary_pct=0.5)),
         next_token,
+        {
+            "norm scale (R+)^8": 5,
+            "norm shift exchange R^8": 4,
+            "norm kernel shift R^24": 2,
+            "norm kernel shift R^10": 2,
+            "QK plane scale (R+)^2": 2,
+            "QK torus SO(2)^2": 2,
+            "QK linear GL(2)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "null shift R^4": 2,
+            "value bias exchange R^8": 2,
+            "residual mean shift R^31": 1,
+            "residual mean shift R^8": 2,
+            "residual mean shift R^10": 2,
+            "residual mean shift R": 4,
+            "CE row shift R^8": 1,
+        },
+        missing="21 rotations of the residual stream and 8 shifts of the last norm, whose reader "
+        "`lm_head` has no bias: they would have to move the norm's shift along with the weights. "
+        "7 exchanges per layer between the output biases of the parallel branches: optimizers bind one "
+        "shift of an axis, and the shift of each bias's mean is bound.",
     ),
-    Family("GPT-J", causal("GPTJ", **GPT | MANY_TOKENS, rotary_dim=2), next_token),
+    Family(
+        "GPT-J",
+        causal("GPTJ", **GPT | MANY_TOKENS, rotary_dim=2),
+        next_token,
+        {
+            "norm scale (R+)^8": 3,
+            "norm shift exchange R^8": 1,
+            "norm kernel shift R^10": 2,
+            "norm kernel shift R^31": 1,
+            "QK plane scale (R+)^2": 2,
+            "QK torus SO(2)^2": 2,
+            "QK linear GL(2)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "residual mean shift R^31": 1,
+            "residual mean shift R^8": 2,
+            "residual mean shift R^10": 2,
+            "residual mean shift R": 2,
+            "CE row shift R^8": 1,
+            "CE bias shift R": 1,
+        },
+        missing="Attention has no biases, and the shift of the norm before it acts as theirs: 21 rotations "
+        "of the residual stream, and per layer 8 shifts of the norm, 4 of constant keys and 8 of constant "
+        "values would have to move that shift along with the weights.",
+    ),
     Family(
         "OPT",
         causal(
@@ -142,9 +229,38 @@ FAMILIES = [
             init_std=SPREAD,
         ),
         next_token,
+        {
+            "norm scale (R+)^8": 4,
+            "norm shift exchange R^8": 4,
+            "norm kernel shift R^8": 6,
+            "norm kernel shift R^10": 2,
+            "relu rescale (R+)^10": 2,
+            "QK linear GL(4)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "null shift R^8": 2,
+            "value bias exchange R^8": 2,
+            "residual mean shift R^8": 2,
+            "residual mean shift R^10": 3,
+            "residual mean shift R": 4,
+            "embedding exchange R^8": 1,
+        },
+        missing="They are the first two rows of the positions, which OPT skips.",
+        # Of the first weights one unit of a ReLU is hardly ever on.
         seed=1,
     ),
-    Family("Phi-3", causal("Phi3", **LLAMA | dict(num_attention_heads=2, num_key_value_heads=1)), next_token),
+    Family(
+        "Phi-3",
+        causal("Phi3", **LLAMA | dict(num_attention_heads=2, num_key_value_heads=1)),
+        next_token,
+        GATED
+        | UNTIED
+        | {
+            "norm scale (R+)^8": 5,
+            "VO linear GL(4)": 2,
+            "QK plane scale (R+)^2": 2,
+            "QK torus SO(2)^2": 2,
+        },
+    ),
     Family("ViT", lambda: transformers.ViTForImageClassification(transformers.ViTConfig(
         hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=14, image_size=8, patch_size=4, num_labels=3)), classify_images),
     Family("BERT", lambda: transformers.BertForSequenceClassification(transformers.BertConfig(
@@ -220,3 +336,80 @@ def optimizers(
         "DDCMuon": lambda model: ddc.DDCMuon(model.named_parameters(), group, lr=lr),
         "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
     }
+
+
+HEADER = """# Symmetries of model families
+
+What `ddc.discover` finds in unmodified models of `transformers` and `timm`, from the model and a loss alone.
+Small models (two layers, width 8 to 12) with random weights, float64. Written by
+
+    python examples/python/families.py --write docs/families.md
+
+- **gauges**: how many there are, and the sum of their dimensions; `print(group)` lists them.
+- **residual**: of all gauges together at the gate, and what it may be.
+- **explained**: of the directions that no batch sees (the null space of the Jacobian), those along the gauges.
+- **differences**: two copies that a random element of the group takes into each other are trained for 20 steps
+  (lr 1e-2), each with its own gradients; the largest difference of losses and predictions, relative.
+- **as shipped**: the same difference under DDCAdam with all that the model's own code rounds to float32 in a
+  float64 model. (transformers' RMSNorms and rotary angles do. The other columns are in float64 throughout.)
+
+| family | parameters | gauges | dimension | residual | explained | | DDCAdam | DDCMuon | AdamW | as shipped |
+| --- | --: | --: | --: | --- | --- | --: | --: | --: | --: | --: |
+"""
+
+
+def row(family: Family) -> tuple[str, str]:
+    """The family's row of the table, and what is to be said below it."""
+    model = build(family)
+    group = ddc.discover(model, family.loss, completeness=True)
+    completeness = group.completeness
+    assert completeness is not None, group.notes
+    total = round(completeness.kernel) - completeness.dead
+    differences = [
+        difference_of_copies(model, in_float64(family.loss), group, optimizer)
+        for optimizer in optimizers(group).values()
+    ]
+    differences.append(
+        difference_of_copies(model, family.loss, group, optimizers(group)["DDCAdam"])
+    )
+    cells = [
+        family.name,
+        str(completeness.parameters),
+        str(len(group.gauges)),
+        str(group.dimension),
+        f"{group.residual:.0e} ({group.tolerance:.0e})",
+        f"{completeness.explained} of {total}",
+        f"{100 * completeness.explained / total:.1f}%",
+        *(f"{difference:.0e}" for difference in differences),
+    ]
+    counts = []
+    if completeness.explained < total:
+        counts.append(f"{total - completeness.explained} are missing.")
+    if completeness.dead > 0:
+        counts.append(f"{completeness.dead} more are of parameters without any gradient.")
+    note = f"- **{family.name}**: {' '.join([*counts, family.missing])}\n" if counts else ""
+    return f"| {' | '.join(cells)} |\n", note
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", metavar="FILE", help="the table goes there")
+    parser.add_argument("names", nargs="*", help="families; all if none is named")
+    arguments = parser.parse_args()
+    table, notes = HEADER, ""
+    for family in FAMILIES:
+        if arguments.names and family.name not in arguments.names:
+            continue
+        print(family.name, file=sys.stderr)
+        line, note = row(family)
+        table, notes = table + line, notes + note
+    text = table + ("\n" + notes if notes else "")
+    if arguments.write:
+        with open(arguments.write, "w") as file:
+            file.write(text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
