@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -33,3 +34,11 @@ def test_a_family_trains_the_same_wherever_on_its_orbit_it_starts(family: famili
     parameters = sum(tensor.numel() for tensor in model.parameters())
     row = f"| {family.name} | {parameters} | {len(group.gauges)} | {group.dimension} |"
     assert row in (ROOT / "docs" / "families.md").read_text()
+
+
+def test_weights_as_small_as_usual_show_the_same_symmetries() -> None:
+    llama = next(family for family in families.FAMILIES if family.name == "Llama")
+    make = families.causal("Llama", **families.LLAMA | dict(initializer_range=0.02))
+    model = families.build(replace(llama, make=make))
+
+    assert families.found(ddc.discover(model, llama.loss)) == llama.expected
