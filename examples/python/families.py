@@ -1,4 +1,4 @@
-"""Symmetries of model families as `transformers` and `timm` ship them, found without being told anything.
+"""Symmetries of model families as `transformers` and `timm` ship them, found from a loss alone.
 
 Small models with random weights, float64. Prints the table of docs/families.md:
 
@@ -39,7 +39,8 @@ class Family:
     expected : dict
         How many gauges there are of which kind and group: ``{"VO linear GL(4)^2": 2}``.
     missing : str
-        Which directions that no batch sees no gauge explains, and which parameters have no gradient; why.
+        Which directions that no batch sees are along no gauge, which parameters have no gradient,
+        and why.
     seed : int
         Of the weights.
     """
@@ -101,8 +102,8 @@ LLAMA = DECODER | dict(
 GPT = DECODER | dict(
     n_embd=8, n_inner=10, n_layer=2, n_head=2, n_positions=8, initializer_range=SPREAD
 )
-# In parallel branches the first feed-forward part sees single tokens and nothing else: it takes many to
-# tell its units apart.
+# In parallel branches the first feed-forward part sees single tokens and nothing else: it takes many
+# to tell its units apart.
 MANY_TOKENS = dict(vocab_size=31)
 
 
@@ -188,8 +189,8 @@ FAMILIES = [
         },
         missing="21 rotations of the residual stream and 8 shifts of the last norm, whose reader "
         "`lm_head` has no bias: they would have to move the norm's shift along with the weights. "
-        "7 exchanges per layer between the output biases of the parallel branches: optimizers bind one "
-        "shift of an axis, and the shift of each bias's mean is bound.",
+        "7 exchanges per layer between the output biases of the parallel branches: optimizers bind "
+        "one shift of an axis, and the shift of each bias's mean is bound.",
     ),
     Family(
         "GPT-J",
@@ -211,9 +212,9 @@ FAMILIES = [
             "CE row shift R^8": 1,
             "CE bias shift R": 1,
         },
-        missing="Attention has no biases, and the shift of the norm before it acts as theirs: 21 rotations "
-        "of the residual stream, and per layer 8 shifts of the norm, 4 of constant keys and 8 of constant "
-        "values would have to move that shift along with the weights.",
+        missing="Attention has no biases, and the shift of the norm before it acts as theirs: 21 "
+        "rotations of the residual stream, and per layer 8 shifts of the norm, 4 of constant keys and 8 "
+        "of constant values would have to move that shift along with the weights.",
     ),
     Family(
         "OPT",
@@ -293,7 +294,7 @@ def found(group: ddc.SymmetryGroup) -> dict[str, int]:
 def train(
     model: nn.Module, loss: Callable[[nn.Module], Tensor], optimizer: torch.optim.Optimizer
 ) -> tuple[Tensor, Tensor]:
-    """The losses of all steps, and what the trained model predicts: the logarithms of probabilities."""
+    """The losses of all steps, and the logarithms of the probabilities that come out in the end."""
     losses = []
     for step in range(STEPS):
         torch.manual_seed(step)
@@ -316,7 +317,7 @@ def difference_of_copies(
     group: ddc.SymmetryGroup,
     optimizer: Callable[[nn.Module], torch.optim.Optimizer],
 ) -> float:
-    """By how much two copies of a model that a symmetry takes into each other differ after training.
+    """How far two copies of a model are apart after training that a symmetry takes into each other.
 
     The largest difference of losses and predictions, relative to the largest of them.
     """
@@ -340,20 +341,23 @@ def optimizers(
 
 HEADER = """# Symmetries of model families
 
-What `ddc.discover` finds in unmodified models of `transformers` and `timm`, from the model and a loss alone.
-Small models (two layers, width 8 to 12) with random weights, float64. Written by
+What `ddc.discover` finds in unmodified models of `transformers` and `timm`, from the model and a
+loss alone. Small models (two layers, width 8 to 12) with random weights, float64. Written by
 
     python examples/python/families.py --write docs/families.md
 
 - **gauges**: how many there are, and the sum of their dimensions; `print(group)` lists them.
 - **residual**: of all gauges together at the gate, and what it may be.
-- **explained**: of the directions that no batch sees (the null space of the Jacobian), those along the gauges.
-- **differences**: two copies that a random element of the group takes into each other are trained for 20 steps
-  (lr 1e-2), each with its own gradients; the largest difference of losses and predictions, relative.
-- **as shipped**: the same difference under DDCAdam with all that the model's own code rounds to float32 in a
-  float64 model. (transformers' RMSNorms and rotary angles do. The other columns are in float64 throughout.)
+- **explained**: of the directions that no batch sees (the null space of the Jacobian), those along
+  the gauges.
+- **DDCAdam, DDCMuon, AdamW**: two copies that a random element of the group takes into each other
+  are trained for 20 steps (lr 1e-2), each with its own gradients; the largest difference of losses
+  and predictions, relative.
+- **as shipped**: that of DDCAdam with all that the model's own code rounds to float32 in a float64
+  model. (transformers' RMSNorms and rotary angles do. The other columns are in float64 throughout.)
 
-| family | parameters | gauges | dimension | residual | explained | | DDCAdam | DDCMuon | AdamW | as shipped |
+| family | parameters | gauges | dimension | residual | explained | | DDCAdam | DDCMuon | AdamW | \
+as shipped |
 | --- | --: | --: | --: | --- | --- | --: | --: | --: | --: | --: |
 """
 

@@ -17,10 +17,10 @@ def _wider(value: Any) -> Any:
 class Float64(TorchFunctionMode):
     """A context in which whoever asks for float32 gets float64.
 
-    The models of transformers compute norms, rotary angles and losses in float32 whatever the type of
-    their weights, for the sake of half precision. A float64 model they round to 1e-7, and what is equal
-    to 1e-15 by mathematics does not look equal any more. Their code stays as it is here, as under
-    autocast; only the type is another.
+    The models of transformers compute norms, rotary angles and losses in float32 whatever the type
+    of their weights, for the sake of half precision. In a float64 model that rounds to 1e-7 what
+    would be exact to 1e-15. Their code stays as it is here, as under autocast; only the type is
+    another.
     """
 
     def __torch_function__(

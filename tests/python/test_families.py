@@ -1,4 +1,4 @@
-"""Model families as they are shipped: all symmetries found, and training that does not depend on them."""
+"""Model families as they are shipped: their symmetries, and training that is blind to them."""
 
 import pathlib
 import sys
