@@ -102,8 +102,8 @@ LLAMA = DECODER | dict(
 GPT = DECODER | dict(
     n_embd=8, n_inner=10, n_layer=2, n_head=2, n_positions=8, initializer_range=SPREAD
 )
-# In parallel branches the first feed-forward part sees single tokens and nothing else: it takes many
-# to tell its units apart.
+# In parallel branches the first feed-forward part sees single tokens and nothing else: it takes
+# many to tell its units apart.
 MANY_TOKENS = dict(vocab_size=31)
 
 
@@ -213,8 +213,8 @@ FAMILIES = [
             "CE bias shift R": 1,
         },
         missing="Attention has no biases, and the shift of the norm before it acts as theirs: 21 "
-        "rotations of the residual stream, and per layer 8 shifts of the norm, 4 of constant keys and 8 "
-        "of constant values would have to move that shift along with the weights.",
+        "rotations of the residual stream, and per layer 8 shifts of the norm, 4 of constant keys "
+        "and 8 of constant values would have to move that shift along with the weights.",
     ),
     Family(
         "OPT",

@@ -5,6 +5,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "python"))
@@ -12,6 +13,7 @@ sys.path.insert(0, str(ROOT / "examples" / "python"))
 pytest.importorskip("transformers")
 import ddc  # noqa: E402
 import families  # noqa: E402
+from ddc._precision import Float64  # noqa: E402
 
 
 @pytest.mark.parametrize("family", families.FAMILIES, ids=lambda family: family.name)
@@ -42,3 +44,22 @@ def test_weights_as_small_as_usual_show_the_same_symmetries() -> None:
     model = families.build(replace(llama, make=make))
 
     assert families.found(ddc.discover(model, llama.loss)) == llama.expected
+
+
+def test_whoever_asks_for_float32_gets_float64() -> None:
+    third = torch.tensor([1.0, 2.0], dtype=torch.float64) / 3
+    with Float64():
+        asked = [
+            third.float(),
+            third.to(torch.float32),
+            third.to("cpu", dtype=torch.float32),
+            third.type(torch.float32),
+            torch.zeros(2, dtype=torch.float32) + third,
+        ]
+        probabilities = torch.nn.functional.softmax(third, dim=-1, dtype=torch.float32)
+
+    for answer in asked:
+        assert answer.dtype == torch.float64
+        assert torch.equal(answer, third)
+    assert torch.equal(probabilities, third.softmax(-1))
+    assert third.float().dtype == torch.float32
