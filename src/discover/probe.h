@@ -26,7 +26,8 @@ struct Slot {
 /// A symmetry holds wherever the parameters are, but where a bias is zero or a gain is one by
 /// initialisation, much vanishes that is no symmetry. So the parameters are moved by random numbers of
 /// a quarter of their size while the probe lives, differently for every batch (some tasks have but one
-/// batch), and are back, bit for bit, after it.
+/// batch), and are back, bit for bit, after it. Matrices that are small for their width are enlarged:
+/// attention scores of 1e-4 hide what depends on them.
 class Probe {
  public:
   Probe(const Parameters& params, Evaluate evaluate, uint64_t seed);
@@ -91,7 +92,9 @@ class Probe {
   std::vector<Slot> slots_;
   double epsilon_ = 0;
   int64_t entries_ = 0;
-  /// By how much the entries of each tensor are moved, at most.
+  /// By what each tensor is multiplied.
+  std::vector<double> growth_;
+  /// By how much its entries are moved then, at most.
   std::vector<double> width_;
   /// Where the charges of a slot begin among those of all.
   std::vector<int64_t> scale_offset_;

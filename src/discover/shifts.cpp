@@ -37,11 +37,12 @@ std::vector<Addend> addends(const Search& search, int64_t length, const std::set
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& slot = search.slot(k);
     const auto& tensor = search.tensor_of(k).tensor;
-    if (slot.axis != 0 || search.is_null(slot.tensor) || shifted.count(k) > 0) continue;
+    if (slot.axis != 0 || search.is_null(slot.tensor)) continue;
     if (search.is_vector(k)) {
       if (slot.size == length && search.probe.is_small(slot.tensor)) result.push_back({k});
       continue;
     }
+    if (shifted.count(k) > 0) continue;
     if (tensor.numel() / slot.size != length || !search.is_free(k, 0, slot.size)) continue;
     if (slot.size > most_rows || !search.probe.is_small(slot.tensor)) {
       result.push_back({k});

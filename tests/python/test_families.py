@@ -1,0 +1,65 @@
+"""Model families as they are shipped: their symmetries, and training that is blind to them."""
+
+import pathlib
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "examples" / "python"))
+
+pytest.importorskip("transformers")
+import ddc  # noqa: E402
+import families  # noqa: E402
+from ddc._precision import Float64  # noqa: E402
+
+
+@pytest.mark.parametrize("family", families.FAMILIES, ids=lambda family: family.name)
+def test_a_family_trains_the_same_wherever_on_its_orbit_it_starts(family: families.Family) -> None:
+    model = families.build(family)
+    group = ddc.discover(model, family.loss)
+
+    assert families.found(group) == family.expected
+    assert group.residual <= group.tolerance < 1e-11
+
+    loss = families.in_float64(family.loss)
+    difference = {
+        name: families.difference_of_copies(model, loss, group, optimizer)
+        for name, optimizer in families.optimizers(group).items()
+    }
+    assert difference["DDCAdam"] < 1e-9
+    assert difference["DDCMuon"] < 1e-9
+    assert difference["AdamW"] > 1e-3
+
+    parameters = sum(tensor.numel() for tensor in model.parameters())
+    row = f"| {family.name} | {parameters} | {len(group.gauges)} | {group.dimension} |"
+    assert row in (ROOT / "docs" / "families.md").read_text()
+
+
+def test_weights_as_small_as_usual_show_the_same_symmetries() -> None:
+    llama = next(family for family in families.FAMILIES if family.name == "Llama")
+    make = families.causal("Llama", **families.LLAMA | dict(initializer_range=0.02))
+    model = families.build(replace(llama, make=make))
+
+    assert families.found(ddc.discover(model, llama.loss)) == llama.expected
+
+
+def test_whoever_asks_for_float32_gets_float64() -> None:
+    third = torch.tensor([1.0, 2.0], dtype=torch.float64) / 3
+    with Float64():
+        asked = [
+            third.float(),
+            third.to(torch.float32),
+            third.to("cpu", dtype=torch.float32),
+            third.type(torch.float32),
+            torch.zeros(2, dtype=torch.float32) + third,
+        ]
+        probabilities = torch.nn.functional.softmax(third, dim=-1, dtype=torch.float32)
+
+    for answer in asked:
+        assert answer.dtype == torch.float64
+        assert torch.equal(answer, third)
+    assert torch.equal(probabilities, third.softmax(-1))
+    assert third.float().dtype == torch.float32
