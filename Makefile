@@ -1,6 +1,6 @@
 JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
-SOURCES = $(shell find include src testbeds cli examples tests -name '*.h' -o -name '*.cpp')
+SOURCES = $(shell find include src testbeds cli examples tests python -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build wheel python test demo figures discovery-cost asan coverage format lint clean
@@ -53,10 +53,14 @@ coverage: build/coverage/build.ninja  ## report the lines that the C++ tests rea
 format:  ## format the sources
 	@scripts/setup.sh lint
 	clang-format -i $(SOURCES)
+	$(PYTHON) -m ruff format --quiet .
 
-lint: build/lint/build.ninja  ## check the format, and run clang-tidy
+lint: build/lint/build.ninja  ## check the format and the types of Python, and run clang-tidy
 	@scripts/setup.sh lint
 	clang-format --dry-run -Werror $(SOURCES)
+	$(PYTHON) -m ruff format --check --quiet .
+	$(PYTHON) -m ruff check --quiet .
+	$(PYTHON) -m mypy
 	run-clang-tidy -quiet -j $(JOBS) -p build/lint
 
 clean:  ## delete what was built

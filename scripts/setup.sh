@@ -32,9 +32,10 @@ need_command python3
 if [ ! -x .venv/bin/python ] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
   missing+=(python3-venv)
 fi
+lint_packages=()
 for goal in "$@"; do
   case "$goal" in
-    lint) need_command clang-format; need_command clang-tidy; need_command run-clang-tidy clang-tidy ;;
+    lint) lint_packages=(ruff==0.17.4 mypy==2.4.1); need_command clang-format; need_command clang-tidy; need_command run-clang-tidy clang-tidy ;;
     coverage) need_command gcovr ;;
     *) say "unknown argument: $goal"; exit 2 ;;
   esac
@@ -74,8 +75,14 @@ stamp=.venv/.requirements.sha256
 unfinished=.venv/.unfinished
 wanted=$(cat requirements.txt requirements-no-deps.txt | sha256sum)
 
+install_lint_packages() {
+  [ ${#lint_packages[@]} -eq 0 ] ||
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "${lint_packages[@]}"
+}
+
 if [ -x .venv/bin/python ] && [ ! -e $unfinished ] && [ "$(cat $stamp 2>/dev/null)" = "$wanted" ]
 then
+  install_lint_packages
   exit 0
 fi
 
@@ -94,3 +101,4 @@ rm -f $stamp
 .venv/bin/python -c 'import hypothesis, numpy, pytest, safetensors, scikit_build_core, torch'
 echo "$wanted" >$stamp
 rm $unfinished
+install_lint_packages
