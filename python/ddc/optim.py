@@ -138,8 +138,8 @@ class Lifted(Optimizer):
         def before(_: Optimizer, given: StateDict) -> None:
             self._check_symmetries(given)
             loaded.update(self._own_state(given))
-            trial = self._make_core()
-            trial.check(loaded, self._parameters())
+            if loaded:  # an optimizer that made no step yet has no state
+                self._make_core().check(loaded, self._parameters())
 
         def after(_: Optimizer) -> None:
             for parameter, entries in loaded.items():
