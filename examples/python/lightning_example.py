@@ -1,6 +1,7 @@
 """DDCAdam in a LightningModule: symmetries are discovered where the optimizer is configured.
 
-Two copies of a small network that are the same function learn to tell two spirals apart. Needs lightning.
+Two copies of a small network that are one function learn to tell two spirals apart.
+Needs lightning.
 
     python examples/python/lightning_example.py
 """

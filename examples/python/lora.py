@@ -1,8 +1,9 @@
 """Trains two sets of LoRA adapters that are the same update, factored differently.
 
-An adapter adds B A to a frozen weight, and so does (B G^-1)(G A) for every invertible G: the gauge GL(r)
-of each pair. It is discovered on adapters that `peft` put on a pretrained model (see fine_tune.py), and
-a copy of them is moved along it. AdamW makes two different models of the two, DDCAdam one.
+An adapter adds B A to a frozen weight, and so does (B G^-1)(G A) for every invertible G: the gauge
+GL(r) of each pair. It is discovered on adapters that `peft` put on a pretrained model (see
+fine_tune.py), and a copy of them is moved along it. AdamW makes two different models of the two,
+DDCAdam one.
 
     python examples/python/lora.py --steps 40 --layers 2
 """
@@ -23,9 +24,9 @@ def add_adapters(model: nn.Module, rank: int, targets: list[str], zero: bool = F
     """The model, frozen, with adapters.
 
     `peft` starts them with B = 0 (`zero`), where the place on the orbit is not defined: every G
-    leaves B alone, and copies differ by G A only. Discovery moves to a generic point first, and finds the
-    gauge all the same. DDCAdam measures A against a usual initialisation until B has grown, which copies
-    agree on too.
+    leaves B alone, and copies differ by G A only. Discovery moves to a generic point first, and
+    finds the gauge all the same. DDCAdam measures A against a usual initialisation until B has
+    grown, on which copies agree too.
     """
     config = peft.LoraConfig(
         task_type="SEQ_CLS",
@@ -65,8 +66,8 @@ def main() -> None:
     for name, make in optimizers.items():
         first, second = (train(deepcopy(m), make, batches[: options.steps]) for m in (model, moved))
         print(
-            f"{name}: loss {first[0]:.4f} -> {first[-1]:.4f} and {second[0]:.4f} -> {second[-1]:.4f}; "
-            f"curves differ by at most {gap(first, second):.1e}"
+            f"{name}: loss {first[0]:.4f} -> {first[-1]:.4f} and {second[0]:.4f} -> "
+            f"{second[-1]:.4f}; curves differ by at most {gap(first, second):.1e}"
         )
 
 

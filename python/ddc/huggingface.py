@@ -28,8 +28,8 @@ def loss_fn(batch: Batch | Sequence[Batch]) -> Loss:
     ----------
     batch : mapping of str to Tensor, or a sequence of them
         What the model is called with, labels included: a batch of a DataLoader, or several. Of
-        several, one is drawn by torch's generator on every call. They are moved to the device of the
-        model.
+        several, one is drawn by torch's generator on every call. They are moved to the model's
+        device.
 
     Returns
     -------
@@ -58,7 +58,7 @@ def loss_fn(batch: Batch | Sequence[Batch]) -> Loss:
     for given in batches:
         if not isinstance(given, Mapping):
             raise TypeError(
-                f"a batch must be a dict of tensors, the model's arguments, is {type(given).__name__}"
+                f"a batch must be a dict of tensors, as the model takes, is {type(given).__name__}"
             )
 
     def loss(model: nn.Module) -> Tensor:
@@ -74,9 +74,7 @@ def loss_fn(batch: Batch | Sequence[Batch]) -> Loss:
     return loss
 
 
-def optimizer(
-    model: nn.Module, args: Any, group: SymmetryGroup | None, **options: Any
-) -> DDCAdam:
+def optimizer(model: nn.Module, args: Any, group: SymmetryGroup | None, **options: Any) -> DDCAdam:
     """DDCAdam for the Trainer, with the settings that its AdamW would have.
 
     Parameters
@@ -97,13 +95,13 @@ def optimizer(
 
     Notes
     -----
-    Weight decay is the Trainer's: biases and the parameters of norms are in a param group without it.
-    Tensors of one gauge may well be in both. Decay acts on each tensor in coordinates that the gauge
-    cannot change, so no copy of the model is treated differently from another.
+    Weight decay is the Trainer's: biases and the parameters of norms are in a param group without
+    it. Tensors of one gauge may well be in both. Decay acts on each tensor in coordinates that the
+    gauge cannot change, so copies of a model that are one function are treated alike.
 
-    The Trainer clips gradients to a norm of 1 unless told otherwise. That norm does depend on where on
-    its orbit the model is, so clipping takes copies apart that DDCAdam keeps together. A
-    warning says so; set ``max_grad_norm=0`` in `args`.
+    The Trainer clips gradients to a norm of 1 unless told otherwise. That norm does depend on where
+    on its orbit the model is, so clipping takes copies apart that DDCAdam keeps together. A warning
+    says so; set ``max_grad_norm=0`` in `args`.
 
     Examples
     --------
@@ -115,8 +113,8 @@ def optimizer(
 
     if group is not None and len(group) > 0 and args.max_grad_norm:
         warnings.warn(
-            f"gradients are clipped to a norm of {args.max_grad_norm}, which depends on where on its "
-            "orbit the model is; set max_grad_norm=0 in TrainingArguments",
+            f"gradients are clipped to a norm of {args.max_grad_norm}, which depends on where on "
+            "its orbit the model is; set max_grad_norm=0 in TrainingArguments",
             stacklevel=2,
         )
     # A method of the Trainer that uses nothing of it but the rule for names.

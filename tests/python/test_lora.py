@@ -1,4 +1,4 @@
-"""Adapters of `peft` on a pretrained model: the gauge of every pair is found, and DDCAdam respects it."""
+"""Adapters of `peft` on a pretrained model: each pair's gauge is found, and DDCAdam respects it."""
 
 import sys
 from copy import deepcopy
