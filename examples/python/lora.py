@@ -65,10 +65,10 @@ def main() -> None:
     }
     for name, make in optimizers.items():
         first, second = (train(deepcopy(m), make, batches[: options.steps]) for m in (model, moved))
-        ends = (sum(losses[-10:]) / len(losses[-10:]) for losses in (first, second))
+        ends = [sum(losses[-10:]) / len(losses[-10:]) for losses in (first, second)]
         print(
-            f"{name}: loss {first[0]:.4f}, and {' or '.join(f'{end:.6f}' for end in ends)} on average "
-            f"over the last ten steps; curves differ by at most {gap(first, second):.1e}"
+            f"{name}: loss {first[0]:.4f}, and {ends[0]:.6f} or {ends[1]:.6f} on average over the "
+            f"last ten steps; curves differ by at most {gap(first, second):.1e}"
         )
 
 

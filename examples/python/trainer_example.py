@@ -19,14 +19,14 @@ from fine_tune import load_batches, load_model
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--layers", type=int, default=1, help="keep the first so many of 6")
+    parser.add_argument("--layers", type=int, default=2, help="keep the first so many of 6")
     parser.add_argument("--out", default="out/trainer", help="directory of checkpoints")
     options = parser.parse_args()
 
     args = transformers.TrainingArguments(
         options.out,
         max_steps=options.steps,
-        learning_rate=5e-4,
+        learning_rate=3e-4,
         weight_decay=0.01,
         max_grad_norm=0,  # its norm is not the same for all copies of a function
         per_device_train_batch_size=1,  # what the dataset holds are batches already
@@ -36,7 +36,7 @@ def main() -> None:
     )
     torch.manual_seed(args.seed)
     model = load_model(options.layers, torch.float32)
-    batches = load_batches(size=8, length=24, seed=args.seed)
+    batches = load_batches(size=16, length=32, seed=args.seed)
 
     group = ddc.discover(model, ddc.huggingface.loss_fn(batches))
     print(group)
