@@ -20,6 +20,7 @@ if torch.__version__.split("+")[0] != _C.torch_version:
         f"run: pip install torch=={_C.torch_version}"
     )
 
+from ddc import huggingface
 from ddc.audit import Audit, audit
 from ddc.discovery import discover
 from ddc.optim import DDCAdam, DDCMuon, Lifted
@@ -36,4 +37,5 @@ __all__ = [
     "SymmetryGroup",
     "audit",
     "discover",
+    "huggingface",
 ]

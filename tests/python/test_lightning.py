@@ -1,0 +1,54 @@
+"""DDCAdam in Lightning, as examples/python/lightning_example.py uses it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("lightning")
+
+import ddc
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "python"))
+from lightning_example import Classifier, trainer
+
+
+def network(plain: bool = False) -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(width=8, plain=plain)
+
+
+@pytest.fixture(scope="module")
+def group():
+    return network().symmetries()
+
+
+def test_both_hidden_layers_and_the_outputs_have_their_gauges(group):
+    assert sorted(gauge.dimension for gauge in group.gauges) == [1, 8, 8, 8]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_copies_fit_alike_under_ddc_adam_only(group, plain):
+    copies = [network(plain), group.random_element(seed=1).apply_(network(plain))]
+    for copy in copies:
+        trainer(epochs=2).fit(copy)
+    first, second = (torch.tensor(copy.losses) for copy in copies)
+    apart = ((first - second) / first).abs().max()
+    if plain:
+        assert apart > 1e-3
+    else:
+        assert isinstance(copies[0].optimizers().optimizer, ddc.DDCAdam)
+        assert apart < 1e-9
+
+
+def test_a_fit_goes_on_from_its_checkpoint(tmp_path):
+    whole = network()
+    trainer(epochs=2).fit(whole)
+    begun = trainer(epochs=1)
+    begun.fit(network())
+    begun.save_checkpoint(tmp_path / "one.ckpt")
+    resumed = network()
+    trainer(epochs=2).fit(resumed, ckpt_path=tmp_path / "one.ckpt")
+    assert len(resumed.losses) == 16
+    assert resumed.losses == whole.losses[16:]
