@@ -26,15 +26,15 @@ def language(model: nn.Module) -> Tensor:
 
 
 def classify_tokens(model: nn.Module) -> Tensor:
-    tokens = torch.randint(1, model.config.vocab_size, (4, 6))
-    types = torch.randint(2, (4, 6))
-    labels = torch.randint(model.config.num_labels, (4,))
+    tokens = torch.randint(1, model.config.vocab_size, (32, 6))
+    types = torch.randint(2, (32, 6))
+    labels = torch.randint(model.config.num_labels, (32,))
     return model(input_ids=tokens, token_type_ids=types, labels=labels).loss
 
 
 def classify_images(model: nn.Module) -> Tensor:
-    images = torch.randn(6, 3, 8, 8, dtype=torch.float64)
-    labels = torch.randint(3, (6,))
+    images = torch.randn(32, 3, 4, 4, dtype=torch.float64)
+    labels = torch.randint(3, (32,))
     out = model(images)
     return nn.functional.cross_entropy(getattr(out, "logits", out), labels)
 
@@ -43,6 +43,15 @@ COMMON = dict(vocab_size=13, use_cache=False)
 LLAMA = dict(
     COMMON, hidden_size=12, intermediate_size=14, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, max_position_embeddings=16, pad_token_id=None, bos_token_id=None, eos_token_id=None,
+)
+
+# At this width weights of the usual 0.02 would make signals too small to tell directions that no batch
+# sees from those that hardly matter. And behind norms with the usual eps of 1e-12 the scale of the
+# residual stream would hardly matter, though it is no symmetry.
+WIDTH = 8
+ENCODER = dict(
+    hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2, intermediate_size=10, num_labels=3,
+    initializer_range=WIDTH**-0.5, layer_norm_eps=1e-5,
 )
 
 
@@ -55,10 +64,16 @@ def causal(model: str, **config) -> Callable[[], nn.Module]:
 
 
 def timm_vit() -> nn.Module:
-    import timm
-    return timm.models.VisionTransformer(
-        img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=3, mlp_ratio=1.5, num_classes=3,
-        init_values=0.1)
+    from timm_on_cpu import import_timm
+
+    timm = import_timm()
+    model = timm.models.VisionTransformer(
+        img_size=4, patch_size=2, embed_dim=8, depth=2, num_heads=2, mlp_ratio=1.25, num_classes=3,
+        init_values=0.5)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=WIDTH**-0.5)
+    return model
 
 
 FAMILIES = [
@@ -76,10 +91,9 @@ FAMILIES = [
                          max_position_embeddings=6, word_embed_proj_dim=12, pad_token_id=1, dropout=0.0), language),
     Family("Phi-3", causal("Phi3", **{**LLAMA, "pad_token_id": None}), language),
     Family("ViT", lambda: transformers.ViTForImageClassification(transformers.ViTConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=14, image_size=8, patch_size=4, num_labels=3)), classify_images),
+        **ENCODER, image_size=4, patch_size=2)), classify_images),
     Family("BERT", lambda: transformers.BertForSequenceClassification(transformers.BertConfig(
-        vocab_size=13, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=14,
-        max_position_embeddings=6, num_labels=3)), classify_tokens),
+        **ENCODER, vocab_size=13, max_position_embeddings=6)), classify_tokens),
     Family("timm ViT", timm_vit, classify_images),
 ]
 

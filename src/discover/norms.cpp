@@ -66,20 +66,23 @@ Gauge kernel_shift(const Search& search, const Gain& gain, const Gain::Reader& r
   return gauge;
 }
 
-/// What a norm's shift gains, its readers' biases lose; of a norm that others see too only the mean over
-/// channels, which the next norm does not see.
+/// What a norm's shift gains, its readers' biases lose, and of a stream that goes on from it the bias
+/// that is added next. Where that is not known only the mean over channels may be exchanged, which the
+/// next norm does not see.
 Gauge shift_exchange(const Gain& gain, int64_t size) {
   Gauge gauge;
   gauge.name = gain.shift + ":exchange";
   gauge.kind = "norm shift exchange";
   gauge.action = Action::exchange;
-  gauge.channels = gain.seen_by_others ? 1 : size;
+  const bool only_mean = gain.seen_by_others && gain.added_next.empty();
+  gauge.channels = only_mean ? 1 : size;
   gauge.legs = {{.tensor = gain.shift}};
   for (const auto& reader : gain.readers) {
     gauge.legs.push_back(
         {.tensor = reader.weight, .axis = reader.axis, .through = {.bias = reader.bias}});
   }
-  if (gain.seen_by_others) {
+  if (!gain.added_next.empty()) gauge.legs.push_back({.tensor = gain.added_next});
+  if (only_mean) {
     for (auto& leg : gauge.legs) leg.channel_of = channel_maps::whole(size);
   }
   return gauge;
@@ -133,6 +136,16 @@ std::string bias_behind(const Search& search, const at::Tensor& charge, double s
     if (rest <= 10 * search.probe.zero() * scale) return vector.name;
   }
   return {};
+}
+
+/// The vector that makes up for what the stream that goes on from a norm sees of its shift, beside what
+/// the readers do.
+std::string added_next(const Search& search, const Gain& gain, int64_t size) {
+  auto by_readers = gain;
+  by_readers.seen_by_others = false;
+  const auto charges = kernel_charges(search, {shift_exchange(by_readers, size)});
+  return bias_behind(search, at::stack(charges.value[0]), charges.scale[0],
+                     at::ones({kernel_batches, 1}, at::kDouble));
 }
 
 /// The null vector next to a reader in the table, if its size is that of the reader's bias: a key's bias
@@ -240,12 +253,14 @@ void Search::find_gain_gauges() {
     if (zero) taken.insert(reader.bias);
     if (zero || !reader.bias.empty()) candidates.push_back(kernel_shift(*this, gain, reader));
   }
-  for (const auto& gain : gains) {
+  for (auto& gain : gains) {
     const bool biases =
         std::all_of(gain.readers.begin(), gain.readers.end(),
                     [](const Gain::Reader& reader) { return !reader.bias.empty(); });
     if (gain.shift.empty() || gain.on_output || !biases) continue;
-    candidates.push_back(shift_exchange(gain, probe.params()[gain.shift].tensor.size(0)));
+    const int64_t size = probe.params()[gain.shift].tensor.size(0);
+    if (gain.seen_by_others) gain.added_next = added_next(*this, gain, size);
+    candidates.push_back(shift_exchange(gain, size));
   }
   const auto conserved = probe.relative_charges(candidates);
   for (size_t k = 0; k < candidates.size(); ++k) {
