@@ -44,13 +44,12 @@ std::vector<Addend> addends(const Search& search, int64_t length, const std::set
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& slot = search.slot(k);
     const auto& tensor = search.tensor_of(k).tensor;
-    if (slot.axis != row_axis(tensor) || search.is_null(slot.tensor) || shifted.count(k) > 0) {
-      continue;
-    }
+    if (slot.axis != row_axis(tensor) || search.is_null(slot.tensor)) continue;
     if (search.is_vector(k)) {
       if (slot.size == length && search.probe.is_small(slot.tensor)) result.push_back({k});
       continue;
     }
+    if (shifted.count(k) > 0) continue;
     if (tensor.numel() / slot.size != length || !search.is_free(k, 0, slot.size)) continue;
     if (slot.size > most_rows || !search.probe.is_small(slot.tensor)) {
       result.push_back({k});
@@ -132,7 +131,8 @@ std::vector<int64_t> channels_of(const Search& search, size_t slot, const Exchan
 
 /// Rows of tables, and vectors that are rows by themselves; several classes of them. A tensor has one
 /// leg, or, if it has rows in several classes (what is added up of three tables), one for each.
-Gauge row_exchange(const Search& search, const std::vector<Exchange>& classes) {
+Gauge row_exchange(const Search& search, const std::vector<Exchange>& classes,
+                   const std::map<size_t, std::vector<int64_t>>& unseen) {
   Gauge gauge;
   gauge.kind = "embedding exchange";
   gauge.action = Action::shift;
@@ -157,9 +157,9 @@ Gauge row_exchange(const Search& search, const std::vector<Exchange>& classes) {
     };
     // Rows that no batch has shown follow the others.
     for (auto& map : maps) {
-      if (shown(map) == shown(all)) {
-        std::fill(map.begin(), map.end(), *std::max_element(map.begin(), map.end()));
-      }
+      if (unseen.count(slot) == 0 || shown(map) < shown(all)) continue;
+      const auto number = *std::max_element(map.begin(), map.end());
+      for (const int64_t row : unseen.at(slot)) map[row] = number;
     }
     if (apart && maps.size() > 1) maps = {all};
     for (auto& map : maps) {
@@ -232,9 +232,13 @@ void Search::find_shifts() {
     if (probe.shift_batches() < wanted) continue;
     std::vector<at::Tensor> values;
     std::vector<size_t> position;
+    std::map<size_t, std::vector<int64_t>> unseen;
     for (const auto& addend : columns) {
       values.push_back(values_of(*this, addend, length).flatten());
       position.push_back(slot(addend.slot).tensor);
+      if (addend.row >= 0 && !values.back().any().item<bool>()) {
+        unseen[addend.slot].push_back(addend.row);
+      }
     }
     RelationOptions options;
     options.tolerance = probe.zero();
@@ -242,15 +246,18 @@ void Search::find_shifts() {
     for (const auto& relation : sparse_relations(at::stack(values, 1), position, options)) {
       Exchange exchange;
       bool rows = false;
+      bool means_too = false;
       bool units = true;
       for (size_t k = 0; k < relation.columns.size(); ++k) {
         const auto& addend = columns[relation.columns[k]];
         rows = rows || !is_vector(addend.slot);
+        means_too = means_too || shifted.count(addend.slot) > 0;
         const double coefficient = relation.coefficients[k];
         units = units && std::abs(std::abs(coefficient) - 1) < 1e-6 + 100 * probe.zero();
         exchange.rows_of_slot[addend.slot][addend.row] = coefficient > 0 ? 1 : -1;
       }
-      if (!units || exchange.rows_of_slot.size() < 2) continue;
+      // No two gauges may shift the same axis, here that of vectors.
+      if (!units || exchange.rows_of_slot.size() < 2 || (means_too && !rows)) continue;
       // What comes first in the table gains.
       const double sign = exchange.rows_of_slot.begin()->second.begin()->second;
       for (auto& [slot_here, coefficients] : exchange.rows_of_slot) {
@@ -265,7 +272,7 @@ void Search::find_shifts() {
       }
     }
     for (const auto& classes : grouped(of_rows)) {
-      auto gauge = row_exchange(*this, classes);
+      auto gauge = row_exchange(*this, classes, unseen);
       gauge.name = gauge.legs.front().tensor + ":exchange";
       add_if_conserved(std::move(gauge));
     }

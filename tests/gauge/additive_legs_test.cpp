@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "ddc/frame/plan.h"
+#include "ddc/gauge/action.h"
 #include "ddc/gauge/norm_shift.h"
 #include "ddc/testing/gauge_invariants.h"
 #include "support/errors.h"
