@@ -1,28 +1,64 @@
 """Symmetries of model families as `transformers` and `timm` ship them, found without being told anything.
 
-Small models with random weights, float64. Prints the table of docs/families.md.
+Small models with random weights, float64. Prints the table of docs/families.md:
+
+    python examples/python/families.py [--write docs/families.md] [names of families]
 """
 
 from __future__ import annotations
 
+import argparse
+import copy
+import sys
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
 
+import ddc
+from ddc._precision import Float64
+from timm_on_cpu import import_timm, mend_torchvision
+
+mend_torchvision()
+
+STEPS = 20
+
 
 @dataclass
 class Family:
+    """A model family.
+
+    Attributes
+    ----------
+    name : str
+    make : callable
+        Returns the model, with random weights.
+    loss : callable
+        Of the model, on a batch that it draws.
+    expected : dict
+        How many gauges there are of which kind and group: ``{"VO linear GL(4)^2": 2}``.
+    missing : str
+        Which directions that no batch sees no gauge explains, and which parameters have no gradient; why.
+    seed : int
+        Of the weights.
+    """
+
     name: str
     make: Callable[[], nn.Module]
     loss: Callable[[nn.Module], Tensor]
+    expected: dict[str, int] = field(default_factory=dict)
+    missing: str = ""
+    seed: int = 0
 
 
-def language(model: nn.Module) -> Tensor:
-    tokens = torch.randint(model.config.vocab_size, (4, 6))
-    return model(input_ids=tokens, labels=tokens).loss
+def next_token(model: nn.Module) -> Tensor:
+    tokens = torch.randint(model.config.vocab_size, (32, 9))
+    logits = model(input_ids=tokens[:, :-1]).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 def classify_tokens(model: nn.Module) -> Tensor:
@@ -39,65 +75,418 @@ def classify_images(model: nn.Module) -> Tensor:
     return nn.functional.cross_entropy(getattr(out, "logits", out), labels)
 
 
-COMMON = dict(vocab_size=13, use_cache=False)
-LLAMA = dict(
-    COMMON, hidden_size=12, intermediate_size=14, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=16, pad_token_id=None, bos_token_id=None, eos_token_id=None,
-)
+def causal(name: str, **config: Any) -> Callable[[], nn.Module]:
+    """A language model of transformers by the stem of its classes' names."""
 
-# At this width weights of the usual 0.02 would make signals too small to tell directions that no batch
-# sees from those that hardly matter. And behind norms with the usual eps of 1e-12 the scale of the
-# residual stream would hardly matter, though it is no symmetry.
-WIDTH = 8
-ENCODER = dict(
-    hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2, intermediate_size=10, num_labels=3,
-    initializer_range=WIDTH**-0.5, layer_norm_eps=1e-5,
-)
-
-
-def causal(model: str, **config) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        cls = getattr(transformers, f"{model}ForCausalLM")
-        cfg = getattr(transformers, f"{model}Config")(**config)
-        return cls(cfg)
+        head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+        cls = getattr(transformers, name + head)
+        return cls(getattr(transformers, name + "Config")(**config))
+
     return make
 
 
-def timm_vit() -> nn.Module:
-    from timm_on_cpu import import_timm
+# With the usual 0.02 a model this narrow would have attention scores of 1e-4 and little to see.
+SPREAD = 8**-0.5
+DECODER: dict[str, Any] = dict(
+    vocab_size=11, bos_token_id=None, eos_token_id=None, pad_token_id=None, use_cache=False
+)
+LLAMA = DECODER | dict(
+    hidden_size=8,
+    intermediate_size=10,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=4,
+    max_position_embeddings=8,
+    initializer_range=SPREAD,
+)
+GPT = DECODER | dict(
+    n_embd=8, n_inner=10, n_layer=2, n_head=2, n_positions=8, initializer_range=SPREAD
+)
+# In parallel branches the first feed-forward part sees single tokens and nothing else: it takes many to
+# tell its units apart.
+MANY_TOKENS = dict(vocab_size=31)
+# Behind norms with the usual eps of 1e-12 the scale of a residual stream would hardly matter, and count
+# among the directions that no batch sees. But it is no symmetry.
+ENCODER: dict[str, Any] = dict(
+    hidden_size=8,
+    intermediate_size=10,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_labels=3,
+    initializer_range=SPREAD,
+    layer_norm_eps=1e-5,
+)
 
-    timm = import_timm()
-    model = timm.models.VisionTransformer(
-        img_size=4, patch_size=2, embed_dim=8, depth=2, num_heads=2, mlp_ratio=1.25, num_classes=3,
-        init_values=0.5)
-    for name, parameter in model.named_parameters():
+
+def hf_vit() -> nn.Module:
+    config = transformers.ViTConfig(**ENCODER, image_size=4, patch_size=2)
+    return transformers.ViTForImageClassification(config)
+
+
+def hf_bert() -> nn.Module:
+    config = transformers.BertConfig(**ENCODER, vocab_size=13, max_position_embeddings=6)
+    return transformers.BertForSequenceClassification(config)
+
+
+def timm_vit() -> nn.Module:
+    model = import_timm().models.VisionTransformer(
+        img_size=4,
+        patch_size=2,
+        embed_dim=8,
+        depth=2,
+        num_heads=2,
+        mlp_ratio=1.25,
+        num_classes=3,
+        init_values=0.5,
+    )
+    for parameter in model.parameters():
         if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=WIDTH**-0.5)
+            nn.init.normal_(parameter, std=SPREAD)
     return model
 
 
+NORM_AND_HEADS = {
+    "norm scale (R+)^8": 5,
+    "VO linear GL(4)^2": 2,
+    "QK plane scale (R+)^4": 2,
+    "QK torus SO(2)^4": 2,
+}
+GATED = {"glu rescale (R+)^10": 2}
+UNTIED = {"residual rotation O(8)": 1, "CE row shift R^8": 1}
+# Two layers with biases everywhere.
+LAYER_NORM = {
+    "norm scale (R+)^8": 5,
+    "norm shift exchange R^8": 5,
+    "norm kernel shift R^10": 2,
+    "QK linear GL(4)^2": 2,
+    "VO linear GL(4)^2": 2,
+    "null shift R^8": 2,
+    "value bias exchange R^8": 2,
+    "residual mean shift R^8": 2,
+    "residual mean shift R^10": 2,
+    "residual mean shift R": 4,
+    "CE row shift R^8": 1,
+    "CE bias shift R": 1,
+}
+VISION = {
+    "norm kernel shift R^3": 1,
+    "residual rotation O(7)": 1,
+    # The patches' weight; class token and bias of the patches; positions.
+    "residual mean shift R^12": 1,
+    "residual mean shift R": 6,
+    "residual mean shift R^5": 1,
+    # The class token and the bias of the patches with the positions.
+    "embedding exchange R^16": 1,
+}
+
 FAMILIES = [
-    Family("Llama", causal("Llama", **LLAMA), language),
-    Family("Mistral", causal("Mistral", **LLAMA, sliding_window=4, head_dim=4), language),
-    Family("Qwen2", causal("Qwen2", **LLAMA), language),
-    Family("Qwen3", causal("Qwen3", **LLAMA, head_dim=4), language),
-    Family("Gemma", causal("Gemma", **{**LLAMA, "pad_token_id": 0}, head_dim=4), language),
-    Family("GPT-2", causal("GPT2", **COMMON, n_embd=12, n_layer=2, n_head=3, n_inner=14, n_positions=8,
-                           resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=None, eos_token_id=None), language),
-    Family("GPT-NeoX", causal("GPTNeoX", **COMMON, hidden_size=16, intermediate_size=14, num_hidden_layers=2,
-                              num_attention_heads=2, rotary_pct=0.5, max_position_embeddings=16), language),
-    Family("GPT-J", causal("GPTJ", **COMMON, n_embd=16, n_layer=2, n_head=2, n_inner=14, rotary_dim=4, n_positions=16), language),
-    Family("OPT", causal("OPT", **{**COMMON}, hidden_size=12, ffn_dim=14, num_hidden_layers=2, num_attention_heads=3,
-                         max_position_embeddings=6, word_embed_proj_dim=12, pad_token_id=1, dropout=0.0), language),
-    Family("Phi-3", causal("Phi3", **{**LLAMA, "pad_token_id": None}), language),
-    Family("ViT", lambda: transformers.ViTForImageClassification(transformers.ViTConfig(
-        **ENCODER, image_size=4, patch_size=2)), classify_images),
-    Family("BERT", lambda: transformers.BertForSequenceClassification(transformers.BertConfig(
-        **ENCODER, vocab_size=13, max_position_embeddings=6)), classify_tokens),
-    Family("timm ViT", timm_vit, classify_images),
+    Family("Llama", causal("Llama", **LLAMA), next_token, GATED | NORM_AND_HEADS | UNTIED),
+    Family(
+        "Mistral",
+        causal("Mistral", **LLAMA, sliding_window=4),
+        next_token,
+        GATED | NORM_AND_HEADS | UNTIED,
+    ),
+    Family("Qwen2", causal("Qwen2", **LLAMA), next_token, GATED | NORM_AND_HEADS | UNTIED),
+    Family(
+        "Qwen3",
+        causal("Qwen3", **LLAMA),
+        next_token,
+        GATED
+        | UNTIED
+        | {"norm scale (R+)^8": 5, "VO linear GL(4)^2": 2, "diagonal linear (R+)^2": 2},
+    ),
+    # The last norm is read by the embedding.
+    Family(
+        "Gemma",
+        causal("Gemma", **LLAMA),
+        next_token,
+        GATED | NORM_AND_HEADS | {"norm scale (R+)^8": 4},
+    ),
+    Family(
+        "GPT-2",
+        causal("GPT2", **GPT),
+        next_token,
+        {
+            "norm scale (R+)^8": 4,
+            "norm shift exchange R^8": 4,
+            "norm kernel shift R^24": 2,
+            "norm kernel shift R^10": 2,
+            "QK linear GL(4)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "null shift R^8": 2,
+            "value bias exchange R^8": 2,
+            "residual mean shift R^8": 3,
+            "residual mean shift R^10": 2,
+            "residual mean shift R": 4,
+            "embedding exchange R^8": 1,
+        },
+    ),
+    Family(
+        "GPT-NeoX",
+        causal("GPTNeoX", **LLAMA | MANY_TOKENS | dict(num_attention_heads=2, rotary_pct=0.5)),
+        next_token,
+        {
+            "norm scale (R+)^8": 5,
+            "norm shift exchange R^8": 4,
+            "norm kernel shift R^24": 2,
+            "norm kernel shift R^10": 2,
+            "QK plane scale (R+)^2": 2,
+            "QK torus SO(2)^2": 2,
+            "QK linear GL(2)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "null shift R^4": 2,
+            "value bias exchange R^8": 2,
+            "residual mean shift R^31": 1,
+            "residual mean shift R^8": 2,
+            "residual mean shift R^10": 2,
+            "residual mean shift R": 4,
+            "CE row shift R^8": 1,
+        },
+        missing="21 rotations of the residual stream and 8 shifts of the last norm, whose reader "
+        "`lm_head` has no bias: they would have to move the norm's shift along with the weights. "
+        "7 exchanges per layer between the output biases of the parallel branches: optimizers bind one "
+        "shift of an axis, and the shift of each bias's mean is bound.",
+    ),
+    Family(
+        "GPT-J",
+        causal("GPTJ", **GPT | MANY_TOKENS, rotary_dim=2),
+        next_token,
+        {
+            "norm scale (R+)^8": 3,
+            "norm shift exchange R^8": 1,
+            "norm kernel shift R^10": 2,
+            "norm kernel shift R^31": 1,
+            "QK plane scale (R+)^2": 2,
+            "QK torus SO(2)^2": 2,
+            "QK linear GL(2)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "residual mean shift R^31": 1,
+            "residual mean shift R^8": 2,
+            "residual mean shift R^10": 2,
+            "residual mean shift R": 2,
+            "CE row shift R^8": 1,
+            "CE bias shift R": 1,
+        },
+        missing="Attention has no biases, and the shift of the norm before it acts as theirs: 21 rotations "
+        "of the residual stream, and per layer 8 shifts of the norm, 4 of constant keys and 8 of constant "
+        "values would have to move that shift along with the weights.",
+    ),
+    Family(
+        "OPT",
+        causal(
+            "OPT",
+            **DECODER,
+            hidden_size=8,
+            word_embed_proj_dim=8,
+            ffn_dim=10,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=8,
+            init_std=SPREAD,
+        ),
+        next_token,
+        {
+            "norm scale (R+)^8": 4,
+            "norm shift exchange R^8": 4,
+            "norm kernel shift R^8": 6,
+            "norm kernel shift R^10": 2,
+            "relu rescale (R+)^10": 2,
+            "QK linear GL(4)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "null shift R^8": 2,
+            "value bias exchange R^8": 2,
+            "residual mean shift R^8": 2,
+            "residual mean shift R^10": 3,
+            "residual mean shift R": 4,
+            "embedding exchange R^8": 1,
+        },
+        missing="They are the first two rows of the positions, which OPT skips.",
+        # Of the first weights one unit of a ReLU is hardly ever on.
+        seed=1,
+    ),
+    Family(
+        "Phi-3",
+        causal("Phi3", **LLAMA | dict(num_attention_heads=2, num_key_value_heads=1)),
+        next_token,
+        GATED
+        | UNTIED
+        | {
+            "norm scale (R+)^8": 5,
+            "VO linear GL(4)": 2,
+            "QK plane scale (R+)^2": 2,
+            "QK torus SO(2)^2": 2,
+        },
+    ),
+    Family("ViT", hf_vit, classify_images, LAYER_NORM | VISION | {"norm kernel shift R^8": 6}),
+    Family(
+        "BERT",
+        hf_bert,
+        classify_tokens,
+        LAYER_NORM
+        | {
+            # Of the other norms the residual stream goes on.
+            "norm scale (R+)^8": 1,
+            "norm kernel shift R^8": 7,
+            "residual mean shift R^13": 1,
+            "residual mean shift R^6": 1,
+            "residual mean shift R^2": 1,
+            # Between three tables.
+            "embedding exchange R^16": 1,
+        },
+        missing="They are the row of the padding token, but for its mean.",
+    ),
+    Family(
+        "timm ViT",
+        timm_vit,
+        classify_images,
+        LAYER_NORM | VISION | {"layer scale (R+)^8": 4, "norm kernel shift R^24": 2},
+    ),
 ]
 
 
-def build(family: Family, seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
+def build(family: Family) -> nn.Module:
+    torch.manual_seed(family.seed)
     return family.make().double().eval()
+
+
+def in_float64(loss: Callable[[nn.Module], Tensor]) -> Callable[[nn.Module], Tensor]:
+    """The loss without what the model's own code rounds to float32, as `ddc.discover` sees it."""
+
+    def evaluate(model: nn.Module) -> Tensor:
+        with Float64():
+            return loss(model)
+
+    return evaluate
+
+
+def found(group: ddc.SymmetryGroup) -> dict[str, int]:
+    """How many gauges there are of which kind and group."""
+    return dict(Counter(f"{gauge.kind} {gauge.group}" for gauge in group.gauges))
+
+
+def train(
+    model: nn.Module, loss: Callable[[nn.Module], Tensor], optimizer: torch.optim.Optimizer
+) -> tuple[Tensor, Tensor]:
+    """The losses of all steps, and what the trained model predicts: the logarithms of probabilities."""
+    losses = []
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        value = loss(model)
+        losses.append(value.detach().double())
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+    outputs: list[Any] = []
+    with model.register_forward_hook(lambda _module, _inputs, output: outputs.append(output)):
+        torch.manual_seed(STEPS)
+        losses.append(loss(model).detach().double())
+    logits = getattr(outputs[0], "logits", outputs[0])
+    return torch.stack(losses), logits.detach().double().log_softmax(-1)
+
+
+def difference_of_copies(
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    group: ddc.SymmetryGroup,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+) -> float:
+    """By how much two copies of a model that a symmetry takes into each other differ after training.
+
+    The largest difference of losses and predictions, relative to the largest of them.
+    """
+    first, second = copy.deepcopy(model), copy.deepcopy(model)
+    group.random_element(seed=1, size=0.5).apply_(second)
+    runs = [train(each, loss, optimizer(each)) for each in (first, second)]
+    return max(
+        ((mine - other).abs().max() / mine.abs().max()).item() for mine, other in zip(*runs)
+    )
+
+
+def optimizers(
+    group: ddc.SymmetryGroup, lr: float = 1e-2
+) -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
+    return {
+        "DDCAdam": lambda model: ddc.DDCAdam(model.named_parameters(), group, lr=lr),
+        "DDCMuon": lambda model: ddc.DDCMuon(model.named_parameters(), group, lr=lr),
+        "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
+    }
+
+
+HEADER = """# Symmetries of model families
+
+What `ddc.discover` finds in unmodified models of `transformers` and `timm`, from the model and a loss alone.
+Small models (two layers, width 8 to 12) with random weights, float64. Written by
+
+    python examples/python/families.py --write docs/families.md
+
+- **gauges**: how many there are, and the sum of their dimensions; `print(group)` lists them.
+- **residual**: of all gauges together at the gate, and what it may be.
+- **explained**: of the directions that no batch sees (the null space of the Jacobian), those along the gauges.
+- **differences**: two copies that a random element of the group takes into each other are trained for 20 steps
+  (lr 1e-2), each with its own gradients; the largest difference of losses and predictions, relative.
+- **as shipped**: the same difference under DDCAdam with all that the model's own code rounds to float32 in a
+  float64 model. (transformers' RMSNorms and rotary angles do. The other columns are in float64 throughout.)
+
+| family | parameters | gauges | dimension | residual | explained | | DDCAdam | DDCMuon | AdamW | as shipped |
+| --- | --: | --: | --: | --- | --- | --: | --: | --: | --: | --: |
+"""
+
+
+def row(family: Family) -> tuple[str, str]:
+    """The family's row of the table, and what is to be said below it."""
+    model = build(family)
+    group = ddc.discover(model, family.loss, completeness=True)
+    completeness = group.completeness
+    assert completeness is not None, group.notes
+    total = round(completeness.kernel) - completeness.dead
+    differences = [
+        difference_of_copies(model, in_float64(family.loss), group, optimizer)
+        for optimizer in optimizers(group).values()
+    ]
+    differences.append(
+        difference_of_copies(model, family.loss, group, optimizers(group)["DDCAdam"])
+    )
+    cells = [
+        family.name,
+        str(completeness.parameters),
+        str(len(group.gauges)),
+        str(group.dimension),
+        f"{group.residual:.0e} ({group.tolerance:.0e})",
+        f"{completeness.explained} of {total}",
+        f"{100 * completeness.explained / total:.1f}%",
+        *(f"{difference:.0e}" for difference in differences),
+    ]
+    counts = []
+    if completeness.explained < total:
+        counts.append(f"{total - completeness.explained} are missing.")
+    if completeness.dead > 0:
+        counts.append(f"{completeness.dead} more are of parameters without any gradient.")
+    note = f"- **{family.name}**: {' '.join([*counts, family.missing])}\n" if counts else ""
+    return f"| {' | '.join(cells)} |\n", note
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", metavar="FILE", help="the table goes there")
+    parser.add_argument("names", nargs="*", help="families; all if none is named")
+    arguments = parser.parse_args()
+    table, notes = HEADER, ""
+    for family in FAMILIES:
+        if arguments.names and family.name not in arguments.names:
+            continue
+        print(family.name, file=sys.stderr)
+        line, note = row(family)
+        table, notes = table + line, notes + note
+    text = table + ("\n" + notes if notes else "")
+    if arguments.write:
+        with open(arguments.write, "w") as file:
+            file.write(text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 
 import torch
 
-_library: torch.library.Library | None = None
 
+@functools.cache
+def mend_torchvision() -> torch.library.Library | None:
+    """Make a torchvision importable whose compiled part belongs to another torch.
 
-def import_timm() -> ModuleType:
-    """Import timm with the Python part of torchvision only.
+    ``pip install --no-deps torchvision==0.28.0 timm`` (and ``pillow``) brings one. It goes on without
+    its compiled part, but for two operators that it describes to ``torch.compile`` without asking
+    whether they are there. They are declared here; calling them remains an error.
 
-    ``pip install timm`` brings a torchvision that is compiled against another torch. Its compiled
-    part cannot be loaded then, which it takes silently, but for two operators that it describes
-    to ``torch.compile`` without asking whether they exist. They are declared here; calling them
-    remains an error. Install with ``pip install --no-deps timm torchvision==0.28.0`` and
-    ``pip install pillow huggingface_hub pyyaml safetensors``.
+    To be called before anything imports torchvision. `transformers` does where it finds one.
 
     Returns
     -------
-    module
-        timm.
+    torch.library.Library or None
+        The declarations, which live as long as it does; None where there is nothing to mend.
     """
-    global _library
-    if _library is None and not hasattr(torch.ops.torchvision, "nms"):
-        _library = torch.library.Library("torchvision", "DEF")
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        return None
+    except RuntimeError:
+        library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
-            _library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        return library
+    return None
+
+
+def import_timm() -> ModuleType:
+    """Import timm, with the Python part of torchvision only."""
+    mend_torchvision()
     import timm
 
     return timm

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from ddc import _C
 from ddc._model import parameters_of, unwrap
+from ddc._precision import Float64
 from ddc.symmetry import SymmetryGroup
 
 Loss = Callable[[nn.Module], Tensor]
@@ -42,6 +44,7 @@ def discover(
         Any model. It is looked at in the mode (train or eval) that it is in, and through
         DistributedDataParallel and torch.compile. Parameters that do not require gradients are
         held fixed. Parameters, buffers, gradients and random number generators are left as they were.
+        A float64 model is evaluated in float64 also where its code asks for float32.
     loss : callable
         ``loss(model)`` returns a scalar tensor. It is called many times, and may draw a new batch each
         time from the generators of torch, numpy or random, which are seeded before every call. It may
@@ -141,6 +144,7 @@ class Evaluation:
         self.parameters = parameters_of(model)
         if not any(tensor.requires_grad for _, tensor in self.parameters):
             raise ValueError("the model has no parameter that requires a gradient")
+        self._all_double = all(tensor.dtype == torch.float64 for _, tensor in self.parameters)
         self._outputs: list[Tensor] = []
         self._has_outputs = True
 
@@ -170,7 +174,7 @@ class Evaluation:
         self._restore_buffers()
         _seed_generators(batch)
         self._outputs = []
-        with torch.enable_grad():
+        with torch.enable_grad(), Float64() if self._all_double else nullcontext():
             loss = self.loss(self.model)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__

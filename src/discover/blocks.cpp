@@ -138,11 +138,17 @@ void Search::find_blocks() {
 
 namespace {
 
-/// The part of a bias that rotary embedding leaves alone, if the loss is blind to it: a key's.
-std::optional<Gauge> null_pass_through(const Search& search, const ScaleMatch& match, size_t slot) {
-  const auto& view = match.view;
+/// A part of a vector, if the loss is blind to it.
+std::optional<Gauge> null_part(const Search& search, size_t slot,
+                               const std::vector<int64_t>& indices) {
   const auto& tensor = search.tensor_of(slot);
-  if (!search.is_vector(slot) || !search.probe.is_small(search.slot(slot).tensor)) return {};
+  if (indices.empty() || !search.is_vector(slot)) return {};
+  if (!search.probe.is_small(search.slot(slot).tensor)) return {};
+  const auto gradient = search.probe.small_gradient(search.slot(slot).tensor);
+  const auto part = gradient.index_select(1, at::tensor(indices, at::kLong)).abs().max();
+  if (part.item<double>() > 100 * search.probe.epsilon() * gradient.abs().max().item<double>()) {
+    return {};
+  }
   Gauge gauge;
   gauge.name = tensor.name + ":null";
   gauge.kind = "null shift";
@@ -150,23 +156,22 @@ std::optional<Gauge> null_pass_through(const Search& search, const ScaleMatch& m
   gauge.legs = {{.tensor = tensor.name}};
   auto& channel = gauge.legs[0].channel_of;
   channel.assign(search.slot(slot).size, -1);
+  for (const int64_t i : indices) channel[i] = gauge.channels++;
+  return gauge;
+}
+
+/// The part of a bias that rotary embedding leaves alone, if the loss is blind to it: a key's.
+std::optional<Gauge> null_pass_through(const Search& search, const ScaleMatch& match, size_t slot) {
   std::vector<int64_t> indices;
   for (const auto& pieces : match.matches) {
     for (const auto& piece : pieces) {
       if (piece.slot != slot || piece.exponent > 0) continue;
-      for (int64_t i = view.rotary; i < view.size; ++i) {
-        channel[piece.first + i] = gauge.channels++;
+      for (int64_t i = match.view.rotary; i < match.view.size; ++i) {
         indices.push_back(piece.first + i);
       }
     }
   }
-  if (indices.empty()) return {};
-  const auto gradient = search.probe.small_gradient(search.slot(slot).tensor);
-  const auto part = gradient.index_select(1, at::tensor(indices, at::kLong)).abs().max();
-  if (part.item<double>() > 100 * search.probe.epsilon() * gradient.abs().max().item<double>()) {
-    return {};
-  }
-  return gauge;
+  return null_part(search, slot, indices);
 }
 
 }  // namespace
@@ -333,13 +338,54 @@ bool find_rotations_at(Search& search, const Pieces& pieces,
 
 }  // namespace
 
+namespace {
+
+/// Where queries and keys are rows of one tensor, the queries' part of its bias tells which tensor that
+/// is: the keys' part beside it, which is null.
+std::vector<Leg> null_parts_of_bias(const Search& search, const Gauge& gauge,
+                                    std::vector<Gauge>& nulls) {
+  std::vector<Leg> result;
+  const auto size = [&](const Leg& leg) {
+    return search.slot(search.slot_of(leg.tensor, leg.axis)).size;
+  };
+  const auto is_vector = [&](const Leg& leg) {
+    return search.is_vector(search.slot_of(leg.tensor, leg.axis));
+  };
+  for (const auto& weight : gauge.legs) {
+    if (is_vector(weight) || weight.channel_of.empty()) continue;
+    for (const auto& bias : gauge.legs) {
+      if (!is_vector(bias) || size(bias) != size(weight)) continue;
+      const auto of_tensor = [&](const std::string& name, const Leg& part) {
+        return std::any_of(gauge.legs.begin(), gauge.legs.end(), [&](const Leg& leg) {
+          return leg.tensor == name && leg.channel_of == part.channel_of;
+        });
+      };
+      if (!of_tensor(weight.tensor, bias) || of_tensor(bias.tensor, weight)) continue;
+      std::vector<int64_t> indices;
+      for (int64_t i = 0; i < size(weight); ++i) {
+        if (weight.channel_of[i] >= 0) indices.push_back(i);
+      }
+      auto null = null_part(search, search.slot_of(bias.tensor, 0), indices);
+      if (!null) continue;
+      nulls.push_back(std::move(*null));
+      result.push_back(weight);
+      result.back().tensor = bias.tensor;
+      result.back().axis = 0;
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
 void Search::add_null_biases() {
   // A key's bias is null by itself, so charges do not say that it turns with its weight. But a gauge
   // that acts through the norm before it moves it by what the weight reads, and together they are a
   // group only if it does.
+  std::vector<Gauge> nulls;
   for (auto& gauge : gauges) {
     if (!gauge.mixes() || gauge.kind == "residual rotation") continue;
-    std::vector<Leg> biases;
+    auto biases = null_parts_of_bias(*this, gauge, nulls);
     for (const auto& leg : gauge.legs) {
       for (const auto& gain : gains) {
         for (const auto& reader : gain.readers) {
@@ -354,6 +400,7 @@ void Search::add_null_biases() {
     }
     gauge.legs.insert(gauge.legs.end(), biases.begin(), biases.end());
   }
+  gauges.insert(gauges.end(), nulls.begin(), nulls.end());
 }
 
 void Search::find_rotations() {

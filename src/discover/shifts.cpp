@@ -246,18 +246,15 @@ void Search::find_shifts() {
     for (const auto& relation : sparse_relations(at::stack(values, 1), position, options)) {
       Exchange exchange;
       bool rows = false;
-      bool means_too = false;
       bool units = true;
       for (size_t k = 0; k < relation.columns.size(); ++k) {
         const auto& addend = columns[relation.columns[k]];
         rows = rows || !is_vector(addend.slot);
-        means_too = means_too || shifted.count(addend.slot) > 0;
         const double coefficient = relation.coefficients[k];
         units = units && std::abs(std::abs(coefficient) - 1) < 1e-6 + 100 * probe.zero();
         exchange.rows_of_slot[addend.slot][addend.row] = coefficient > 0 ? 1 : -1;
       }
-      // No two gauges may shift the same axis, here that of vectors.
-      if (!units || exchange.rows_of_slot.size() < 2 || (means_too && !rows)) continue;
+      if (!units || exchange.rows_of_slot.size() < 2) continue;
       // What comes first in the table gains.
       const double sign = exchange.rows_of_slot.begin()->second.begin()->second;
       for (auto& [slot_here, coefficients] : exchange.rows_of_slot) {
