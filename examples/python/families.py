@@ -21,6 +21,9 @@ from torch import Tensor, nn
 
 import ddc
 from ddc._precision import Float64
+from timm_on_cpu import import_timm, mend_torchvision
+
+mend_torchvision()
 
 STEPS = 20
 
@@ -60,15 +63,15 @@ def next_token(model: nn.Module) -> Tensor:
 
 
 def classify_tokens(model: nn.Module) -> Tensor:
-    tokens = torch.randint(1, model.config.vocab_size, (4, 6))
-    types = torch.randint(2, (4, 6))
-    labels = torch.randint(model.config.num_labels, (4,))
+    tokens = torch.randint(1, model.config.vocab_size, (32, 6))
+    types = torch.randint(2, (32, 6))
+    labels = torch.randint(model.config.num_labels, (32,))
     return model(input_ids=tokens, token_type_ids=types, labels=labels).loss
 
 
 def classify_images(model: nn.Module) -> Tensor:
-    images = torch.randn(6, 3, 8, 8, dtype=torch.float64)
-    labels = torch.randint(3, (6,))
+    images = torch.randn(32, 3, 4, 4, dtype=torch.float64)
+    labels = torch.randint(3, (32,))
     out = model(images)
     return nn.functional.cross_entropy(getattr(out, "logits", out), labels)
 
@@ -105,13 +108,44 @@ GPT = DECODER | dict(
 # In parallel branches the first feed-forward part sees single tokens and nothing else: it takes
 # many to tell its units apart.
 MANY_TOKENS = dict(vocab_size=31)
+# Behind norms with the usual eps of 1e-12 the scale of a residual stream would hardly matter, and count
+# among the directions that no batch sees. But it is no symmetry.
+ENCODER: dict[str, Any] = dict(
+    hidden_size=8,
+    intermediate_size=10,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_labels=3,
+    initializer_range=SPREAD,
+    layer_norm_eps=1e-5,
+)
+
+
+def hf_vit() -> nn.Module:
+    config = transformers.ViTConfig(**ENCODER, image_size=4, patch_size=2)
+    return transformers.ViTForImageClassification(config)
+
+
+def hf_bert() -> nn.Module:
+    config = transformers.BertConfig(**ENCODER, vocab_size=13, max_position_embeddings=6)
+    return transformers.BertForSequenceClassification(config)
 
 
 def timm_vit() -> nn.Module:
-    import timm
-    return timm.models.VisionTransformer(
-        img_size=8, patch_size=4, embed_dim=12, depth=2, num_heads=3, mlp_ratio=1.5, num_classes=3,
-        init_values=0.1)
+    model = import_timm().models.VisionTransformer(
+        img_size=4,
+        patch_size=2,
+        embed_dim=8,
+        depth=2,
+        num_heads=2,
+        mlp_ratio=1.25,
+        num_classes=3,
+        init_values=0.5,
+    )
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=SPREAD)
+    return model
 
 
 NORM_AND_HEADS = {
@@ -122,6 +156,31 @@ NORM_AND_HEADS = {
 }
 GATED = {"glu rescale (R+)^10": 2}
 UNTIED = {"residual rotation O(8)": 1, "CE row shift R^8": 1}
+# Two layers with biases everywhere.
+LAYER_NORM = {
+    "norm scale (R+)^8": 5,
+    "norm shift exchange R^8": 5,
+    "norm kernel shift R^10": 2,
+    "QK linear GL(4)^2": 2,
+    "VO linear GL(4)^2": 2,
+    "null shift R^8": 2,
+    "value bias exchange R^8": 2,
+    "residual mean shift R^8": 2,
+    "residual mean shift R^10": 2,
+    "residual mean shift R": 4,
+    "CE row shift R^8": 1,
+    "CE bias shift R": 1,
+}
+VISION = {
+    "norm kernel shift R^3": 1,
+    "residual rotation O(7)": 1,
+    # The patches' weight; class token and bias of the patches; positions.
+    "residual mean shift R^12": 1,
+    "residual mean shift R": 6,
+    "residual mean shift R^5": 1,
+    # The class token and the bias of the patches with the positions.
+    "embedding exchange R^16": 1,
+}
 
 FAMILIES = [
     Family("Llama", causal("Llama", **LLAMA), next_token, GATED | NORM_AND_HEADS | UNTIED),
@@ -262,12 +321,30 @@ FAMILIES = [
             "QK torus SO(2)^2": 2,
         },
     ),
-    Family("ViT", lambda: transformers.ViTForImageClassification(transformers.ViTConfig(
-        hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=14, image_size=8, patch_size=4, num_labels=3)), classify_images),
-    Family("BERT", lambda: transformers.BertForSequenceClassification(transformers.BertConfig(
-        vocab_size=13, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=14,
-        max_position_embeddings=6, num_labels=3)), classify_tokens),
-    Family("timm ViT", timm_vit, classify_images),
+    Family("ViT", hf_vit, classify_images, LAYER_NORM | VISION | {"norm kernel shift R^8": 6}),
+    Family(
+        "BERT",
+        hf_bert,
+        classify_tokens,
+        LAYER_NORM
+        | {
+            # Of the other norms the residual stream goes on.
+            "norm scale (R+)^8": 1,
+            "norm kernel shift R^8": 7,
+            "residual mean shift R^13": 1,
+            "residual mean shift R^6": 1,
+            "residual mean shift R^2": 1,
+            # Between three tables.
+            "embedding exchange R^16": 1,
+        },
+        missing="They are the row of the padding token, but for its mean.",
+    ),
+    Family(
+        "timm ViT",
+        timm_vit,
+        classify_images,
+        LAYER_NORM | VISION | {"layer scale (R+)^8": 4, "norm kernel shift R^24": 2},
+    ),
 ]
 
 

@@ -66,20 +66,23 @@ Gauge kernel_shift(const Search& search, const Gain& gain, const Gain::Reader& r
   return gauge;
 }
 
-/// What a norm's shift gains, its readers' biases lose; of a norm that others see too only the mean over
-/// channels, which the next norm does not see.
+/// What a norm's shift gains, its readers' biases lose, and of a stream that goes on from it the bias
+/// that is added next. Where that is not known only the mean over channels may be exchanged, which the
+/// next norm does not see.
 Gauge shift_exchange(const Gain& gain, int64_t size) {
   Gauge gauge;
   gauge.name = gain.shift + ":exchange";
   gauge.kind = "norm shift exchange";
   gauge.action = Action::exchange;
-  gauge.channels = gain.seen_by_others ? 1 : size;
+  const bool only_mean = gain.seen_by_others && gain.added_next.empty();
+  gauge.channels = only_mean ? 1 : size;
   gauge.legs = {{.tensor = gain.shift}};
   for (const auto& reader : gain.readers) {
     gauge.legs.push_back(
         {.tensor = reader.weight, .axis = reader.axis, .through = {.bias = reader.bias}});
   }
-  if (gain.seen_by_others) {
+  if (!gain.added_next.empty()) gauge.legs.push_back({.tensor = gain.added_next});
+  if (only_mean) {
     for (auto& leg : gauge.legs) leg.channel_of = channel_maps::whole(size);
   }
   return gauge;
@@ -107,16 +110,26 @@ KernelCharges kernel_charges(const Search& search, const std::vector<Gauge>& gau
   return result;
 }
 
-/// What a row of ones, seen through the gain, reads of the shift; per batch.
-at::Tensor read_of_shift(const Search& search, const std::string& gain, double offset,
-                         const std::string& shift) {
-  std::vector<double> result;
-  const auto value = [&](const std::string& name) {
-    return search.probe.params()[name].tensor.detach().to(at::kDouble);
-  };
+/// All vectors at the points of the first batches, by name. Going there moves every parameter.
+using Vectors = std::vector<std::map<std::string, at::Tensor>>;
+
+Vectors vectors_of(const Search& search) {
+  Vectors result(kernel_batches);
   for (int64_t batch = 0; batch < kernel_batches; ++batch) {
     search.probe.move_to(static_cast<uint64_t>(batch));
-    result.push_back((value(shift) / (value(gain) + offset)).sum().item<double>());
+    for (const auto& [name, tensor] : search.probe.params()) {
+      if (tensor.dim() == 1) result[batch][name] = tensor.detach().to(at::kDouble, false, true);
+    }
+  }
+  return result;
+}
+
+/// What a row of ones, seen through the gain, reads of the shift; per batch.
+at::Tensor read_of_shift(const Vectors& vectors, const std::string& gain, double offset,
+                         const std::string& shift) {
+  std::vector<double> result;
+  for (const auto& at_batch : vectors) {
+    result.push_back((at_batch.at(shift) / (at_batch.at(gain) + offset)).sum().item<double>());
   }
   return at::tensor(result).unsqueeze(1);
 }
@@ -133,6 +146,16 @@ std::string bias_behind(const Search& search, const at::Tensor& charge, double s
     if (rest <= 10 * search.probe.zero() * scale) return vector.name;
   }
   return {};
+}
+
+/// The vector that makes up for what the stream that goes on from a norm sees of its shift, beside what
+/// the readers do.
+std::string added_next(const Search& search, const Gain& gain, int64_t size) {
+  auto by_readers = gain;
+  by_readers.seen_by_others = false;
+  const auto charges = kernel_charges(search, {shift_exchange(by_readers, size)});
+  return bias_behind(search, at::stack(charges.value[0]), charges.scale[0],
+                     at::ones({kernel_batches, 1}, at::kDouble));
 }
 
 /// The null vector next to a reader in the table, if its size is that of the reader's bias: a key's bias
@@ -183,6 +206,7 @@ void Search::find_gains() {
     }
   }
   const auto charges = kernel_charges(*this, candidates);
+  const auto vectors = vectors_of(*this);
   std::map<size_t, Gain> found;
   for (size_t k = 0; k < candidates.size(); ++k) {
     auto [v, reader] = of[k];
@@ -200,7 +224,7 @@ void Search::find_gains() {
                          (norm.shift.empty() || norm.shift == tensor_of(s).name);
       if (!tried || is_null(slot(s).tensor)) continue;
       reader.bias = bias_behind(*this, at::stack(charges.value[k]), charges.scale[k],
-                                read_of_shift(*this, gain, 0, tensor_of(s).name));
+                                read_of_shift(vectors, gain, 0, tensor_of(s).name));
       if (reader.bias.empty()) continue;
       norm.shift = tensor_of(s).name;
       norm.readers.push_back(reader);
@@ -226,6 +250,7 @@ void Search::find_gain_gauges() {
     }
   }
   const auto charges = kernel_charges(*this, without_bias);
+  const auto vectors = vectors_of(*this);
   std::set<std::string> taken;
   std::vector<Gauge> candidates;
   for (size_t k = 0; k < without_bias.size(); ++k) {
@@ -235,17 +260,19 @@ void Search::find_gain_gauges() {
     if (!gain.shift.empty() && !gain.on_output && reader.bias.empty()) {
       reader.bias = zero ? null_bias(*this, reader, taken)
                          : bias_behind(*this, at::stack(charges.value[k]), charges.scale[k],
-                                       read_of_shift(*this, gain.gain, gain.offset, gain.shift));
+                                       read_of_shift(vectors, gain.gain, gain.offset, gain.shift));
     }
     if (zero) taken.insert(reader.bias);
     if (zero || !reader.bias.empty()) candidates.push_back(kernel_shift(*this, gain, reader));
   }
-  for (const auto& gain : gains) {
+  for (auto& gain : gains) {
     const bool biases =
         std::all_of(gain.readers.begin(), gain.readers.end(),
                     [](const Gain::Reader& reader) { return !reader.bias.empty(); });
     if (gain.shift.empty() || gain.on_output || !biases) continue;
-    candidates.push_back(shift_exchange(gain, probe.params()[gain.shift].tensor.size(0)));
+    const int64_t size = probe.params()[gain.shift].tensor.size(0);
+    if (gain.seen_by_others) gain.added_next = added_next(*this, gain, size);
+    candidates.push_back(shift_exchange(gain, size));
   }
   const auto conserved = probe.relative_charges(candidates);
   for (size_t k = 0; k < candidates.size(); ++k) {

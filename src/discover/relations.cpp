@@ -12,8 +12,8 @@ namespace {
 
 /// Columns whose entries in the projector are below this have nothing to do with each other.
 constexpr double link = 1e-4;
-/// Larger components are not searched for their smallest relations.
-constexpr size_t largest_component = 24;
+/// Components of more are not searched for their smallest relations.
+constexpr size_t most_bundles = 24;
 
 /// Sets of columns that the projector ties together.
 std::vector<std::vector<size_t>> components_of(const at::Tensor& projector) {
@@ -56,11 +56,32 @@ at::Tensor with_support(const at::Tensor& basis, const std::vector<size_t>& supp
   return basis.matmul(v[dimension - 1]);
 }
 
-/// Relations with the smallest supports that span a null space of more than one dimension.
+/// Columns whose coefficients have the same ratio in all relations (the rows of a table): they take part
+/// together or not at all.
+std::vector<std::vector<size_t>> bundles_of(const at::Tensor& basis) {
+  const auto rows = basis / basis.norm(2, {1}, /*keepdim=*/true);
+  std::vector<std::vector<size_t>> bundles;
+  for (int64_t i = 0; i < rows.size(0); ++i) {
+    const auto found = std::find_if(bundles.begin(), bundles.end(), [&](const auto& bundle) {
+      const auto& first = rows[static_cast<int64_t>(bundle.front())];
+      const auto turn = (first * rows[i]).sum().sign();
+      return ((first * turn - rows[i]).norm() < link).template item<bool>();
+    });
+    if (found == bundles.end()) {
+      bundles.push_back({static_cast<size_t>(i)});
+    } else {
+      found->push_back(static_cast<size_t>(i));
+    }
+  }
+  return bundles;
+}
+
+/// Relations of the fewest bundles that span a null space of more than one dimension.
 std::vector<at::Tensor> smallest_supports(const at::Tensor& basis) {
-  const auto size = static_cast<size_t>(basis.size(0));
+  const auto bundles = bundles_of(basis);
+  const auto size = bundles.size();
   std::vector<at::Tensor> found;
-  if (size > largest_component) return found;
+  if (size > most_bundles) return found;
   for (size_t count = 2; count <= size; ++count) {
     std::vector<bool> chosen(size, false);
     std::fill(chosen.begin(), chosen.begin() + static_cast<std::ptrdiff_t>(count), true);
@@ -68,7 +89,7 @@ std::vector<at::Tensor> smallest_supports(const at::Tensor& basis) {
     do {
       std::vector<size_t> support;
       for (size_t i = 0; i < size; ++i) {
-        if (chosen[i]) support.push_back(i);
+        if (chosen[i]) support.insert(support.end(), bundles[i].begin(), bundles[i].end());
       }
       const auto vector = with_support(basis, support);
       if (!vector.defined()) continue;

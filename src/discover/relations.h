@@ -30,7 +30,7 @@ struct RelationOptions {
 /// The projector on a null space falls into blocks, and the finest blocks are the finest direct sum
 /// that the null space is: relations of different blocks have no column in common. Within a block of
 /// dimension one the relation is unique up to scale; in larger ones those with the smallest support
-/// are taken.
+/// are taken, where columns that only occur together count once.
 ///
 /// `position` orders the columns. Columns that are zero take part in no relation.
 std::vector<Relation> sparse_relations(const at::Tensor& columns,

@@ -44,7 +44,9 @@ inline Parameters acted_on(const std::vector<Gauge>& gauges, const Parameters& p
   for (const auto& gauge : gauges) {
     for (size_t k = 0; k < gauge.legs.size(); ++k) {
       // The matrices that read what is exchanged stay where they are.
-      if (gauge.action != Action::exchange || k == 0) add(gauge.legs[k].tensor);
+      if (gauge.action != Action::exchange || gauge.legs[k].through.empty()) {
+        add(gauge.legs[k].tensor);
+      }
       add(gauge.legs[k].through.bias);
     }
   }

@@ -73,6 +73,8 @@ struct Gain {
   /// Others than the readers see the norm's output too (the residual stream goes on from it), so it has
   /// no scale to give.
   bool seen_by_others = false;
+  /// What is added next to the stream that goes on, if it is known: the bias of the next writer.
+  std::string added_next = {};
 };
 
 /// The state of the search: what is known so far.

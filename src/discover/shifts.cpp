@@ -27,6 +27,13 @@ struct Addend {
   int64_t row = -1;
 };
 
+/// The axis along which a table has its rows: the first but for those of size one in front.
+int64_t row_axis(const at::Tensor& tensor) {
+  int64_t axis = 0;
+  while (axis + 2 < tensor.dim() && tensor.size(axis) == 1) ++axis;
+  return axis;
+}
+
 /// What several tensors are added to each other by: a constant may go from one to another.
 struct Exchange {
   std::map<size_t, std::map<int64_t, double>> rows_of_slot;
@@ -37,7 +44,7 @@ std::vector<Addend> addends(const Search& search, int64_t length, const std::set
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& slot = search.slot(k);
     const auto& tensor = search.tensor_of(k).tensor;
-    if (slot.axis != 0 || search.is_null(slot.tensor)) continue;
+    if (slot.axis != row_axis(tensor) || search.is_null(slot.tensor)) continue;
     if (search.is_vector(k)) {
       if (slot.size == length && search.probe.is_small(slot.tensor)) result.push_back({k});
       continue;
@@ -108,34 +115,64 @@ std::map<size_t, double> signs_of(std::vector<Exchange> classes) {
   return sign;
 }
 
-/// Rows of tables; several classes of them.
-Gauge row_exchange(const Search& search, const std::vector<Exchange>& classes) {
+/// The channel map of a slot in the exchange with this number; that of a vector, which is one row.
+std::vector<int64_t> channels_of(const Search& search, size_t slot, const Exchange& exchange,
+                                 int64_t number) {
+  std::vector<int64_t> result(search.is_vector(slot) ? 1 : search.slot(slot).size, -1);
+  for (const auto& [row, coefficient] : exchange.rows_of_slot.at(slot)) {
+    if (row >= 0) {
+      result[row] = number;
+    } else {
+      std::fill(result.begin(), result.end(), number);
+    }
+  }
+  return result;
+}
+
+/// Rows of tables, and vectors that are rows by themselves; several classes of them. A tensor has one
+/// leg, or, if it has rows in several classes (what is added up of three tables), one for each.
+Gauge row_exchange(const Search& search, const std::vector<Exchange>& classes,
+                   const std::map<size_t, std::vector<int64_t>>& unseen) {
   Gauge gauge;
   gauge.kind = "embedding exchange";
   gauge.action = Action::shift;
   gauge.channels = static_cast<int64_t>(classes.size());
   const auto sign = signs_of(classes);
   for (const auto& [slot, value] : sign) {
-    Leg leg;
-    leg.tensor = search.tensor_of(slot).name;
-    leg.exponent = value;
-    leg.channel_of.assign(search.slot(slot).size, -1);
-    int64_t only_class = -1;
-    int64_t classes_here = 0;
+    std::vector<std::vector<int64_t>> maps;
     for (size_t c = 0; c < classes.size(); ++c) {
-      const auto found = classes[c].rows_of_slot.find(slot);
-      if (found == classes[c].rows_of_slot.end()) continue;
-      only_class = static_cast<int64_t>(c);
-      ++classes_here;
-      for (const auto& [row, coefficient] : found->second) {
-        if (row >= 0) leg.channel_of[row] = only_class;
+      if (classes[c].rows_of_slot.count(slot) == 0) continue;
+      maps.push_back(channels_of(search, slot, classes[c], static_cast<int64_t>(c)));
+    }
+    auto all = maps.front();
+    bool apart = true;
+    for (size_t m = 1; m < maps.size(); ++m) {
+      for (size_t i = 0; i < all.size(); ++i) {
+        apart = apart && (all[i] < 0 || maps[m][i] < 0);
+        all[i] = std::max(all[i], maps[m][i]);
       }
     }
+    const auto shown = [](const std::vector<int64_t>& map) {
+      return std::count_if(map.begin(), map.end(), [](int64_t c) { return c >= 0; });
+    };
     // Rows that no batch has shown follow the others.
-    if (classes_here == 1)
-      std::replace(leg.channel_of.begin(), leg.channel_of.end(), int64_t{-1}, only_class);
-    gauge.legs.push_back(std::move(leg));
+    for (auto& map : maps) {
+      if (unseen.count(slot) == 0 || shown(map) < shown(all)) continue;
+      const auto number = *std::max_element(map.begin(), map.end());
+      for (const int64_t row : unseen.at(slot)) map[row] = number;
+    }
+    if (apart && maps.size() > 1) maps = {all};
+    for (auto& map : maps) {
+      gauge.legs.push_back({.tensor = search.tensor_of(slot).name,
+                            .axis = search.is_vector(slot) ? -1 : search.slot(slot).axis,
+                            .exponent = value,
+                            .channel_of = std::move(map)});
+    }
   }
+  // Others are in line with the first.
+  const auto dim = [&](const Leg& leg) { return search.probe.params()[leg.tensor].tensor.dim(); };
+  std::stable_sort(gauge.legs.begin(), gauge.legs.end(),
+                   [&](const Leg& a, const Leg& b) { return dim(a) > dim(b); });
   return gauge;
 }
 
@@ -182,7 +219,7 @@ void Search::find_shifts() {
   std::set<int64_t> lengths;
   for (size_t k = 0; k < probe.slots().size(); ++k) {
     const auto& tensor = tensor_of(k).tensor;
-    if (slot(k).axis == 0)
+    if (slot(k).axis == row_axis(tensor))
       lengths.insert(tensor.dim() == 1 ? slot(k).size : tensor.numel() / slot(k).size);
   }
   for (const int64_t length : lengths) {
@@ -195,26 +232,29 @@ void Search::find_shifts() {
     if (probe.shift_batches() < wanted) continue;
     std::vector<at::Tensor> values;
     std::vector<size_t> position;
+    std::map<size_t, std::vector<int64_t>> unseen;
     for (const auto& addend : columns) {
       values.push_back(values_of(*this, addend, length).flatten());
       position.push_back(slot(addend.slot).tensor);
+      if (addend.row >= 0 && !values.back().any().item<bool>()) {
+        unseen[addend.slot].push_back(addend.row);
+      }
     }
     RelationOptions options;
     options.tolerance = probe.zero();
     std::vector<Exchange> of_rows;
     for (const auto& relation : sparse_relations(at::stack(values, 1), position, options)) {
       Exchange exchange;
-      bool vectors = false;
       bool rows = false;
       bool units = true;
       for (size_t k = 0; k < relation.columns.size(); ++k) {
         const auto& addend = columns[relation.columns[k]];
-        (is_vector(addend.slot) ? vectors : rows) = true;
+        rows = rows || !is_vector(addend.slot);
         const double coefficient = relation.coefficients[k];
         units = units && std::abs(std::abs(coefficient) - 1) < 1e-6 + 100 * probe.zero();
         exchange.rows_of_slot[addend.slot][addend.row] = coefficient > 0 ? 1 : -1;
       }
-      if (!units || (vectors && rows) || exchange.rows_of_slot.size() < 2) continue;
+      if (!units || exchange.rows_of_slot.size() < 2) continue;
       // What comes first in the table gains.
       const double sign = exchange.rows_of_slot.begin()->second.begin()->second;
       for (auto& [slot_here, coefficients] : exchange.rows_of_slot) {
@@ -229,7 +269,7 @@ void Search::find_shifts() {
       }
     }
     for (const auto& classes : grouped(of_rows)) {
-      auto gauge = row_exchange(*this, classes);
+      auto gauge = row_exchange(*this, classes, unseen);
       gauge.name = gauge.legs.front().tensor + ":exchange";
       add_if_conserved(std::move(gauge));
     }

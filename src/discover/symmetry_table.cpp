@@ -74,10 +74,11 @@ void print(std::ostream& out, const std::vector<Column>& columns) {
   }
 }
 
-/// What happens to a leg's tensor, along its axis: "[1]^-2" under a scale, "[0]-2s" under a shift,
-/// "[0]^+1" and "[1]^-T" on the two sides of a linear gauge.
+/// What happens to a leg's tensor, along its axis: "[1]^-2" under a scale, "[0]-2s" under a shift (of a
+/// row "-2s"), "[0]^+1" and "[1]^-T" on the two sides of a linear gauge.
 std::string motion(const Gauge& gauge, const Leg& leg) {
-  const auto axis = std::string("[").append(std::to_string(leg.axis)).append("]");
+  const auto axis =
+      leg.axis < 0 ? "" : std::string("[").append(std::to_string(leg.axis)).append("]");
   const auto exponent = formatted("%+g", leg.exponent);
   switch (gauge.action) {
     case Action::scale:
@@ -87,7 +88,8 @@ std::string motion(const Gauge& gauge, const Leg& leg) {
     case Action::linear:
       return axis + (leg.exponent < 0 ? "^-T" : "^+1");
     case Action::exchange:
-      return axis + (leg.through.bias.empty() ? "+s" : "");
+      if (!leg.through.bias.empty()) return axis;
+      return axis + (&leg == &gauge.legs.front() ? "+s" : "-s");
     case Action::rotation:
       break;
   }

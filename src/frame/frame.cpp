@@ -79,9 +79,8 @@ void Frame::lift_(const Chart& chart) {
   for (auto d = component.drains.rbegin(); d != component.drains.rend(); ++d) {
     if (!chart.drained[*d]) continue;
     const auto& drain = plan_.drains[*d];
-    const auto held =
-        drain.matrix_map.gather_vector(drain.source_map.scatter(lifted[drain.source]), 0);
-    lifted[drain.sink] = lifted[drain.sink] - read_through(drain, lifted[drain.matrix], held);
+    const auto held = drain.map.gather_vector(drain.source_map.scatter(lifted[drain.source]), 0);
+    lifted[drain.sink] = lifted[drain.sink] - read_through(drain, lifted, held);
   }
   for (const size_t t : component.tensors) {
     if (!chart.g[t].defined()) continue;

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <vector>
 
 #include "ddc/frame/plan.h"
 
@@ -16,10 +17,10 @@ inline at::Tensor leg_factor(const BoundLeg& leg, const at::Tensor& log_unit, do
   return leg.map.gather_vector((log_unit * (sign * leg.exponent)).exp().to(options), 1);
 }
 
-/// What the matrix of a drain reads of its source, given per index of the matrix's axis.
-inline at::Tensor read_through(const Drain& drain, const at::Tensor& matrix,
+/// What a drain gives of its source, which is given per index of the matrix's axis or of the sink.
+inline at::Tensor read_through(const Drain& drain, const std::vector<at::Tensor>& tensors,
                                const at::Tensor& source) {
-  return (matrix * source).sum(drain.matrix_map.axis());
+  return drain.matrix ? (tensors[*drain.matrix] * source).sum(drain.map.axis()) : source;
 }
 
 /// Of the least precise of the tensors that a gauge acts on.

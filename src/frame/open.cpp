@@ -34,9 +34,8 @@ Tensors Frame::centred(const Component& component, const std::vector<bool>& drai
     if (!drained[d]) continue;
     const auto& drain = plan_.drains[d];
     // A copy: the vector itself is about to be centred.
-    emptied[d] =
-        drain.matrix_map.gather_vector(drain.source_map.scatter(x[drain.source]), 0).clone();
-    x[drain.sink] += read_through(drain, x[drain.matrix], emptied[d]);
+    emptied[d] = drain.map.gather_vector(drain.source_map.scatter(x[drain.source]), 0).clone();
+    x[drain.sink] += read_through(drain, x, emptied[d]);
   }
   for (const size_t k : component.gauges) {
     const auto& gauge = plan_.gauges[k];
@@ -128,7 +127,7 @@ void Frame::find_active_(Chart& chart, const std::vector<bool>& has_gradient) co
     bool active = true;
     for (size_t l = 0; l < gauge.legs.size(); ++l) {
       const auto& leg = gauge.legs[l];
-      const bool moves = l < gauge.shift_legs() || !gauge.is_shift();
+      const bool moves = l < gauge.shift_legs() || !gauge.is_shift() || !leg.bias;
       active = active && (!moves || has_gradient[leg.tensor]) &&
                (!leg.bias || (has_gradient[*leg.bias] && is_drained(leg.tensor)));
     }
@@ -162,7 +161,9 @@ void Frame::open_gradients_(Chart& chart, const std::vector<bool>& has_gradient,
   for (const size_t d : component.drains) {
     const auto& drain = plan_.drains[d];
     if (!chart.drained[d]) continue;
-    of_biases[d] = along_axis(chart.g[drain.sink].clone(), 1 - drain.matrix_map.axis());
+    const auto& of_sink = chart.g[drain.sink];
+    of_biases[d] =
+        drain.matrix ? along_axis(of_sink.clone(), 1 - drain.map.axis()) : of_sink.clone();
   }
   for (const size_t d : component.drains) {
     const auto& drain = plan_.drains[d];
@@ -170,11 +171,12 @@ void Frame::open_gradients_(Chart& chart, const std::vector<bool>& has_gradient,
     if (!of_bias.defined()) continue;
     auto& of_source = chart.g[drain.source];
     if (of_source.defined()) {
-      const auto& matrix = plan_.tensors[drain.matrix].tensor.detach();
-      const auto read = drain.matrix_map.scatter_all(matrix * of_bias);
+      const auto read = drain.map.scatter_all(
+          drain.matrix ? plan_.tensors[*drain.matrix].tensor.detach() * of_bias : of_bias);
       of_source.sub_(drain.source_map.gather_vector(read, 0).to(of_source.options()));
     }
-    auto& of_matrix = chart.g[drain.matrix];
+    if (!drain.matrix) continue;
+    auto& of_matrix = chart.g[*drain.matrix];
     if (of_matrix.defined()) of_matrix.sub_((of_bias * emptied[d]).to(of_matrix.options()));
   }
   for (const size_t t : component.tensors) {

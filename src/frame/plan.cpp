@@ -9,6 +9,8 @@
 #include <set>
 #include <unordered_map>
 
+#include "ddc/frame/shift.h"
+#include "gauge/leg_maps.h"
 #include "plan_checks.h"
 
 namespace ddc {
@@ -77,7 +79,8 @@ void add_drains(Plan& plan, const std::unordered_map<std::string, size_t>& index
   std::vector<Drain> found;
   const auto add = [&](Drain drain) {
     const bool known = std::any_of(found.begin(), found.end(), [&](const Drain& other) {
-      return other.source == drain.source && other.matrix == drain.matrix;
+      return other.source == drain.source && other.matrix == drain.matrix &&
+             other.sink == drain.sink;
     });
     if (!known) found.push_back(std::move(drain));
   };
@@ -87,7 +90,11 @@ void add_drains(Plan& plan, const std::unordered_map<std::string, size_t>& index
       const auto& reading = gauge.gauge.legs[l].through;
       if (gauge.gauge.action == Action::exchange && l > 0) {
         const auto& source = gauge.legs.front();
-        add({source.tensor, source.map, leg.tensor, leg.map, *leg.bias});
+        if (leg.bias) {
+          add({source.tensor, source.map, leg.tensor, leg.map, *leg.bias});
+        } else {
+          add({source.tensor, source.map, std::nullopt, leg.map, leg.tensor});
+        }
       } else if (!reading.shift.empty()) {
         const auto& weight = plan.tensors[leg.tensor].tensor;
         const int64_t size = weight.size(leg.map.axis());
@@ -226,7 +233,7 @@ void add_components(Plan& plan) {
     }
   }
   for (const auto& drain : plan.drains) {
-    sets.join(drain.source, drain.matrix);
+    if (drain.matrix) sets.join(drain.source, *drain.matrix);
     sets.join(drain.source, drain.sink);
   }
   std::map<size_t, Component> components;
@@ -318,10 +325,12 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
                   gauge.name, "' give '", leg.tensor, "' different offsets: ", tensor.offset,
                   " and ", leg.offset);
       tensor.offset = leg.offset;
-      BoundLeg bound{
-          index.at(leg.tensor), leg.exponent,
-          ChannelMap(leg.channel_of, gauge.channels, leg.axis, tensor.tensor.size(leg.axis),
-                     tensor.tensor.dim(), tensor.tensor.device())};
+      const int64_t more_axes =
+          gauge.action == Action::shift
+              ? table[gauge.legs.front().tensor].tensor.dim() - tensor.tensor.dim()
+              : 0;
+      BoundLeg bound{index.at(leg.tensor), leg.exponent,
+                     map_of(gauge, leg, tensor.tensor, more_axes), more_axes};
       if (gauge.mixes()) {
         bound.blocks.emplace(leg.channel_of, gauge.channels, gauge.block, leg.axis,
                              tensor.tensor.sizes(), tensor.tensor.device());
@@ -376,6 +385,7 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
                                  gauge.legs[j].axis != gauge.legs[l].axis;
       }
     }
+    if (gauge.action == Action::shift) compiled.inverse_gram = inverse_gram(compiled);
     compiled.coordinates = default_coordinates(gauge, compiled, plan.tensors);
     if (gauge.action == Action::scale || gauge.action == Action::linear) {
       compiled.plus = make_side(compiled, plan.tensors, +1);

@@ -26,7 +26,8 @@ void Frame::project_shifts_(Chart& chart, Tensors& vectors, bool ignore_rounding
     const auto turn_axis = [&](const BoundLeg& leg, bool back) {
       for (const auto& use : plan_.tensors[leg.tensor].blocks) {
         const auto& other = plan_.gauges[use.gauge];
-        if (!other.gauge.fixes_ones || other.legs[use.leg].map.axis() != leg.map.axis()) continue;
+        const auto& map = other.legs[use.leg].map;
+        if (!other.gauge.fixes_ones || map.axis() + leg.more_axes != leg.map.axis()) continue;
         auto& vector = vectors[leg.tensor];
         const auto& frame = gauge_states_[use.gauge].frame;
         vector = other.legs[use.leg].blocks->multiply(

@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cmath>
+
+#include "gauge/leg_maps.h"
 
 namespace ddc {
 
@@ -21,28 +24,60 @@ at::Tensor weights(const GaugePlan& gauge, double power, int64_t dim) {
 }
 
 template <class Terms>
-at::Tensor weighted_mean(const GaugePlan& gauge, const Terms& terms) {
+at::Tensor weighted_sum(const GaugePlan& gauge, const Terms& terms) {
   at::Tensor sum;
   for (size_t l = 0; l < gauge.shift_legs(); ++l) {
     const auto& leg = gauge.legs[l];
-    const auto part = leg.map.scatter(terms(leg));
+    const auto part = leg.map.scatter(with_more_axes(terms(leg), leg.more_axes));
     sum = sum.defined() ? sum + part : part;
   }
-  return sum / weights(gauge, 2, sum.dim()).to(sum.device());
+  return sum;
 }
 
 }  // namespace
 
+at::Tensor inverse_gram(const GaugePlan& gauge) {
+  const auto& legs = gauge.gauge.legs;
+  const int64_t channels = gauge.gauge.channels;
+  bool several = false;
+  std::vector<double> gram(channels * channels, 0);
+  for (size_t a = 0; a < legs.size(); ++a) {
+    for (size_t b = 0; b < legs.size(); ++b) {
+      if (legs[a].tensor != legs[b].tensor) continue;
+      several = several || a != b;
+      const auto size =
+          static_cast<int64_t>(std::max(legs[a].channel_of.size(), legs[b].channel_of.size()));
+      for (int64_t i = 0; i < (size > 0 ? size : channels); ++i) {
+        const int64_t of_a = legs[a].channel_of.empty() ? i : legs[a].channel_of[i];
+        const int64_t of_b = legs[b].channel_of.empty() ? i : legs[b].channel_of[i];
+        if (of_a < 0 || of_b < 0) continue;
+        gram[of_a * channels + of_b] += legs[a].exponent * legs[b].exponent;
+      }
+    }
+  }
+  if (!several) return {};
+  const auto matrix = at::tensor(gram, at::kDouble).view({channels, channels});
+  const auto eigenvalues = at::linalg_eigvalsh(matrix);
+  TORCH_CHECK((eigenvalues[0] > 1e-9 * eigenvalues[-1]).item<bool>(), "gauge '", gauge.gauge.name,
+              "': what its channels add is not independent");
+  return at::linalg_inv(matrix);
+}
+
 at::Tensor shift_part(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors) {
-  return weighted_mean(gauge, [&](const BoundLeg& leg) {
+  const auto sum = weighted_sum(gauge, [&](const BoundLeg& leg) {
     return vectors[leg.tensor].to(at::kDouble) * leg.exponent;
   });
+  if (!gauge.inverse_gram.defined()) return sum / weights(gauge, 2, sum.dim()).to(sum.device());
+  const int64_t axis = gauge.legs.front().map.axis();
+  const auto inverse = gauge.inverse_gram.to(sum.device());
+  return at::tensordot(inverse, sum, {1}, {axis}).movedim(0, axis);
 }
 
 at::Tensor shift_scale(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors) {
-  return weighted_mean(gauge, [&](const BoundLeg& leg) {
+  const auto sum = weighted_sum(gauge, [&](const BoundLeg& leg) {
     return vectors[leg.tensor].to(at::kDouble).abs() * std::abs(leg.exponent);
   });
+  return sum / weights(gauge, 2, sum.dim()).to(sum.device());
 }
 
 at::Tensor shift_counts(const GaugePlan& gauge) {
@@ -50,7 +85,7 @@ at::Tensor shift_counts(const GaugePlan& gauge) {
 }
 
 at::Tensor shift_of_leg(const BoundLeg& leg, const at::Tensor& shift) {
-  return leg.map.gather(shift, 0) * leg.exponent;
+  return without_axes(leg.map.gather(shift, 0) * leg.exponent, leg.more_axes);
 }
 
 at::Tensor along_axis(const at::Tensor& vector, int64_t axis, int64_t dim) {

@@ -80,12 +80,15 @@ at::Tensor moved(const Gauge& gauge, const Leg& leg, const at::Tensor& element,
     map.put_(result, leg_matrices(gauge, leg, part, tangent).matmul(map.take(view)));
     return result;
   }
-  const auto map = map_of(gauge, leg, view);
   if (gauge.action == Action::scale) {
+    const auto map = map_of(gauge, leg, view);
     return tangent ? view * map.gather_vector(part * leg.exponent, 0)
                    : view * map.gather_vector((part * leg.exponent).exp(), 1);
   }
-  const auto shift = (map.gather(part, 0) * leg.exponent).expand(view.sizes());
+  // A first leg of an exchange has one number per channel, a leg of a shift what its first leg has.
+  const int64_t more = part.dim() - view.dim();
+  const auto all = map_of(gauge, leg, view, more).gather(part, 0) * leg.exponent;
+  const auto shift = without_axes(all, more).expand(view.sizes());
   return tangent ? shift : view + shift;
 }
 
@@ -104,8 +107,13 @@ std::map<std::string, at::Tensor> moved(const Gauge& gauge, const GroupElement& 
     const auto weight = value_of(params, leg.tensor);
     if (gauge.action == Action::exchange && k > 0) {
       const auto map = map_of(gauge, leg, weight);
-      const auto read = (weight * map.gather_vector(element.to(weight.device()), 0)).sum(leg.axis);
-      result[leg.through.bias] = current(leg.through.bias) - read;
+      const auto given = map.gather_vector(element.to(weight.device()), 0);
+      if (weight.dim() == 1) {
+        result[leg.tensor] = current(leg.tensor) - given;
+      } else {
+        const auto read = (weight * given).sum(leg.axis);
+        result[leg.through.bias] = current(leg.through.bias) - read;
+      }
       continue;
     }
     if (leg.through.empty()) {
@@ -308,7 +316,9 @@ Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parame
     const auto& leg = gauge.legs[k];
     auto weight = value_of(params, leg.tensor) + leg.offset;
     if (gauge.action == Action::exchange && k > 0) {
-      const auto terms = -weight * along(value_of(gradients, leg.through.bias), 1 - leg.axis);
+      const auto terms = weight.dim() == 1
+                             ? -value_of(gradients, leg.tensor)
+                             : -weight * along(value_of(gradients, leg.through.bias), 1 - leg.axis);
       const auto map = map_of(gauge, leg, weight);
       add(map.scatter_all(terms), map.scatter_all(terms.abs()));
       continue;
@@ -325,12 +335,14 @@ Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parame
       add(product, g.norm(2, {1, 2}, true) * x.norm(2, {1, 2}, true));
       continue;
     }
-    const auto map = map_of(gauge, leg, weight);
     if (gauge.action == Action::scale) {
+      const auto map = map_of(gauge, leg, weight);
       const auto terms = gradient * weight * leg.exponent;
       add(map.scatter_all(terms), map.scatter_all(terms.abs()));
     } else {
-      const auto terms = gradient * leg.exponent;
+      const int64_t more = charge.value.dim() - gradient.dim();
+      const auto map = map_of(gauge, leg, weight, more);
+      const auto terms = with_more_axes(gradient, more) * leg.exponent;
       add(map.scatter(terms), map.scatter(terms.abs()));
     }
   }

@@ -6,13 +6,19 @@
 #include <sstream>
 #include <vector>
 
+#include "gauge/leg_maps.h"
+
 namespace ddc {
 namespace {
 
-/// The shape of the shift vector that one leg admits: the tensor's without the leg's axis.
-std::vector<int64_t> free_shape(const Leg& leg, const at::Tensor& tensor) {
-  auto shape = tensor.sizes().vec();
-  shape.erase(shape.begin() + leg.axis);
+/// The shape of the shift vector that one leg admits, among tensors of `dim` axes: the tensor's, with
+/// one index along the leg's axis. Empty if there are fewer axes.
+std::vector<int64_t> shape_of_shift(const Leg& leg, const at::Tensor& tensor, int64_t dim) {
+  const int64_t more = dim - tensor.dim();
+  if (more < 0 || leg.axis + more < 0) return {};
+  std::vector<int64_t> shape(more, 1);
+  shape.insert(shape.end(), tensor.sizes().begin(), tensor.sizes().end());
+  shape[leg.axis + more] = 1;
   return shape;
 }
 
@@ -50,7 +56,8 @@ void validate_reading(const Gauge& gauge, size_t k, const Parameters& params) {
   const auto& reading = leg.through;
   const bool exchange = gauge.action == Action::exchange;
   if (reading.empty()) {
-    TORCH_CHECK(!exchange || k == 0, leg_text(gauge, k), "names no bias (through.bias) to give to");
+    TORCH_CHECK(!exchange || k == 0 || params[leg.tensor].tensor.dim() == 1, leg_text(gauge, k),
+                "names no bias (through.bias) to give to");
     return;
   }
   const auto& weight = params[leg.tensor].tensor;
@@ -89,8 +96,9 @@ void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,
   const auto& tensor = params[leg.tensor].tensor;
   TORCH_CHECK(at::isFloatingType(tensor.scalar_type()), where(),
               "must be a floating-point tensor, is ", tensor.scalar_type());
-  TORCH_CHECK(leg.axis >= 0 && leg.axis < tensor.dim(), where(), "axis ", leg.axis,
-              " is not one of a tensor of shape ", tensor.sizes());
+  const bool may_be_row = gauge.action == Action::shift && k > 0 && leg.through.empty();
+  TORCH_CHECK(leg.axis >= (may_be_row ? -1 : 0) && leg.axis < tensor.dim(), where(), "axis ",
+              leg.axis, " is not one of a tensor of shape ", tensor.sizes());
   TORCH_CHECK(std::isfinite(leg.exponent) && leg.exponent != 0, where(),
               "exponent must be finite and not zero, got ", leg.exponent);
   TORCH_CHECK(
@@ -100,7 +108,7 @@ void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,
   TORCH_CHECK(std::isfinite(leg.offset), where(), "offset must be finite, got ", leg.offset);
   TORCH_CHECK(gauge.action == Action::scale || leg.offset == 0, where(), "a ",
               to_string(gauge.action), " takes no offset, got ", leg.offset);
-  const auto counts = channel_counts(gauge, k, tensor.size(leg.axis));
+  const auto counts = channel_counts(gauge, k, size_along(leg, tensor));
   for (int64_t c = 0; c < gauge.channels; ++c) {
     in_use[c] = in_use[c] || counts[c] > 0;
     TORCH_CHECK(!gauge.mixes() || (counts[c] > 0 && counts[c] == counts[0]), where(), "channel ", c,
@@ -108,8 +116,10 @@ void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,
                 "; a gauge that mixes channels needs as many of each, and at least one");
   }
   TORCH_CHECK(
-      gauge.action != Action::exchange || tensor.dim() == (k == 0 ? 1 : 2), where(),
-      "an exchange has a vector as its first leg and matrices as the others; this has shape ",
+      gauge.action != Action::exchange || tensor.dim() == 1 || (tensor.dim() == 2 && k > 0),
+      where(),
+      "an exchange has a vector as its first leg, and matrices or vectors as the others; this has "
+      "shape ",
       tensor.sizes());
   validate_reading(gauge, k, params);
 }
@@ -160,7 +170,7 @@ void validate(const Gauge& gauge, const Parameters& params) {
   }
   for (size_t k = 0; k < gauge.legs.size(); ++k) {
     for (size_t j = 0; j < k; ++j) {
-      TORCH_CHECK(gauge.legs[j].tensor != gauge.legs[k].tensor ||
+      TORCH_CHECK(gauge.action == Action::shift || gauge.legs[j].tensor != gauge.legs[k].tensor ||
                       gauge.legs[j].axis != gauge.legs[k].axis ||
                       disjoint(gauge.legs[j], gauge.legs[k]),
                   "gauge '", gauge.name, "': legs ", j, " and ", k, " both act on axis ",
@@ -168,10 +178,13 @@ void validate(const Gauge& gauge, const Parameters& params) {
     }
     if (gauge.action == Action::shift) {
       const auto& first = gauge.legs.front();
-      const auto expected = free_shape(first, params[first.tensor].tensor);
-      const auto actual = free_shape(gauge.legs[k], params[gauge.legs[k].tensor].tensor);
-      TORCH_CHECK(expected == actual && first.axis == gauge.legs[k].axis, "gauge '", gauge.name,
-                  "': the legs '", first.tensor, "' and '", gauge.legs[k].tensor,
+      const auto& leg = gauge.legs[k];
+      const auto& of_first = params[first.tensor].tensor;
+      const auto& tensor = params[leg.tensor].tensor;
+      const bool same_axis = of_first.dim() - first.axis == tensor.dim() - leg.axis;
+      TORCH_CHECK(same_axis && shape_of_shift(first, of_first, of_first.dim()) ==
+                                   shape_of_shift(leg, tensor, of_first.dim()),
+                  "gauge '", gauge.name, "': the legs '", first.tensor, "' and '", leg.tensor,
                   "' do not admit the same shift vector");
     }
   }

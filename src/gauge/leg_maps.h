@@ -6,10 +6,26 @@
 
 namespace ddc {
 
-/// The channels of a leg, bound to its tensor.
-inline ChannelMap map_of(const Gauge& gauge, const Leg& leg, const at::Tensor& tensor) {
-  return ChannelMap(leg.channel_of, gauge.channels, leg.axis, tensor.size(leg.axis), tensor.dim(),
-                    tensor.device());
+/// The number of indices along a leg's axis.
+inline int64_t size_along(const Leg& leg, const at::Tensor& tensor) {
+  return leg.axis < 0 ? 1 : tensor.size(leg.axis);
+}
+
+/// The channels of a leg, bound to its tensor; of a shift to the tensor with `more` axes in front.
+inline ChannelMap map_of(const Gauge& gauge, const Leg& leg, const at::Tensor& tensor,
+                         int64_t more = 0) {
+  return ChannelMap(leg.channel_of, gauge.channels, leg.axis + more, size_along(leg, tensor),
+                    tensor.dim() + more, tensor.device());
+}
+
+/// Brings tensors in line at the last axis: with `more` axes of size one in front, and without them.
+inline at::Tensor with_more_axes(at::Tensor tensor, int64_t more) {
+  for (; more > 0; --more) tensor = tensor.unsqueeze(0);
+  return tensor;
+}
+inline at::Tensor without_axes(at::Tensor tensor, int64_t more) {
+  for (; more > 0; --more) tensor = tensor.squeeze(0);
+  return tensor;
 }
 
 /// The same in blocks, of a gauge that mixes channels.

@@ -40,6 +40,7 @@ Gauge norm_shift_exchange(const NormReaders& spec) {
     makers::add_leg(gauge, reader.weight, makers::in_axis(spec.layout), 1);
     gauge.legs.back().through.bias = reader.bias->name;
   }
+  if (spec.added_next) makers::add_leg(gauge, *spec.added_next, 0, 1);
   return gauge;
 }
 

@@ -208,17 +208,14 @@ void add_norm_gauges(const Transformer& network, const NormReaders& norm, bool r
   if (norm.shift && all_readers_have_biases(norm)) gauges.push_back(norm_shift_exchange(norm));
 }
 
-/// The same if the residual stream goes on from the norm's output: it sees all of it but the mean, which
-/// the next norm removes.
+/// The same if the residual stream goes on from the norm's output.
 void add_inner_norm_gauges(const Transformer& network, const NormReaders& norm,
                            std::vector<Gauge>& gauges) {
   if (!has(network, GaugeSet::full) || network.norm != Norm::layer) return;
   for (auto& gauge : norm_kernel_shifts(norm)) gauges.push_back(std::move(gauge));
-  if (!norm.shift || !all_readers_have_biases(norm)) return;
-  Gauge mean = norm_shift_exchange(norm);
-  mean.channels = 1;
-  for (auto& leg : mean.legs) leg.channel_of = channel_maps::whole(network.d_model);
-  gauges.push_back(std::move(mean));
+  if (norm.shift && norm.added_next && all_readers_have_biases(norm)) {
+    gauges.push_back(norm_shift_exchange(norm));
+  }
 }
 
 /// A tensor that writes to the residual stream, or to the norm after a branch.
@@ -317,6 +314,7 @@ std::vector<NormReaders> norms_with_readers(const Transformer& network, const Pa
           norms.back().readers.push_back(
               {params[reader + ".weight"], find(params, reader + ".bias")});
         }
+        if (after) norms.back().added_next = find(params, branch.writer() + ".bias");
       }
       if (after) add_norm(step.norm);
     }

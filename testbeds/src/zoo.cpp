@@ -207,12 +207,10 @@ std::vector<TransformerEntry> with_layer_norms(const ZooShape& shape) {
   result.push_back({"post_norm_bias",
                     "x = norm(x + branch(x)) with LayerNorms, GELU, biases everywhere (BERT). What "
                     "the shift of a norm gains, the biases of its readers and that of the matrix "
-                    "that writes next may lose. But for the mean over channels that is no gauge of "
-                    "legs: d_model - 1 null directions for each norm but the last",
+                    "that writes next may lose",
                     bert,
                     {},
-                    first_norm_scale(bert, "the residual stream goes on from the norm's output"),
-                    2 * shape.layers * (shape.d_model - 1)});
+                    first_norm_scale(bert, "the residual stream goes on from the norm's output")});
   const auto sandwich = changed(squared, [](Transformer& t) { t.norm_place = NormPlace::around; });
   result.push_back(
       {"sandwich_norm",

@@ -23,6 +23,9 @@ struct BoundLeg {
   size_t tensor;  ///< index into Plan::tensors
   double exponent;
   ChannelMap map;
+  /// Of a shift: by how many axes (in front) the tensor of the first leg has more. The map is of a
+  /// tensor with as many.
+  int64_t more_axes = 0;
   /// Of gauges that mix channels.
   std::optional<BlockMap> blocks;
   /// The tensor of the gain through which the leg is seen, and that of the bias beside it.
@@ -42,13 +45,15 @@ struct SeenThrough {
   int64_t axis;
 };
 
-/// What a vector adds to a bias through a matrix that reads it, `sink + matrix source`. In coordinates
-/// the bias holds all of it; where on the orbit the vector is then makes no difference.
+/// What a vector adds to a bias through a matrix that reads it, `sink + matrix source`, or as it is. In
+/// coordinates the bias holds all of it; where on the orbit the vector is then makes no difference.
 struct Drain {
   size_t source;
   ChannelMap source_map;
-  size_t matrix;
-  ChannelMap matrix_map;
+  /// None: the vector itself is added.
+  std::optional<size_t> matrix;
+  /// Of the matrix, or of the sink.
+  ChannelMap map;
   size_t sink;
 };
 
@@ -75,6 +80,9 @@ struct GaugePlan {
   at::Tensor first_reference;
   /// Norm of (e_plus, e_minus): turns the orbit direction into a unit vector in log-norm space.
   double exponent_norm = 0;
+  /// Of a shift with several legs on one tensor: the inverse of the inner products of what its
+  /// channels add, [channels, channels].
+  at::Tensor inverse_gram;
   /// Whether the gauge acts on two axes of one tensor (a recurrent weight, W -> D W D^-1).
   bool self_coupled = false;
 

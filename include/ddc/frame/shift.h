@@ -9,6 +9,10 @@
 
 namespace ddc {
 
+/// Where several legs act on one tensor, the inverse of the matrix of inner products of what the
+/// channels add; undefined elsewhere, since then they are orthogonal.
+at::Tensor inverse_gram(const GaugePlan& gauge);
+
 /// The shift s for which `exponent * s` is closest to the vectors (indexed by tensor): their
 /// weighted mean over each channel, in float64.
 at::Tensor shift_part(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors);

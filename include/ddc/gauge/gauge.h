@@ -83,12 +83,16 @@ namespace ddc {
 
 /// How the group moves the entries of a channel.
 enum class Action {
-  scale,     ///< W[i] -> c^e W[i], one positive number c per channel
-  shift,     ///< W[i] -> W[i] + e s, one vector s (over the leg's other axes) per channel
+  scale,  ///< W[i] -> c^e W[i], one positive number c per channel
+  /// W[i] -> W[i] + e s, one vector s (over the leg's other axes) per channel. Tensors with different
+  /// numbers of axes are in line at the last one, as in broadcasting; that of the first leg has the
+  /// most. Several legs may act on the same indices, each for its own channels.
+  shift,
   rotation,  ///< W[b] -> R W[b], one orthogonal matrix R per block of channels
   linear,    ///< W[b] -> A W[b] on legs with exponent 1, A^-T W[b] on legs with -1
   /// v -> v + s for the vector of the first leg; every other leg is a matrix that reads v, and the
-  /// bias beside it (`through.bias`) loses W s.
+  /// bias beside it (`through.bias`) loses W s; or a vector that is added to what v went into, and
+  /// loses s itself (a bias in the next writer to a residual stream that goes on from v).
   exchange,
 };
 
@@ -161,6 +165,8 @@ struct Reading {
 struct Leg {
   /// The name of the tensor in the table of parameters.
   std::string tensor;
+  /// Of a shift also -1, an axis of size one in front of all others: the tensor is one row, as a bias
+  /// is beside the rows of a table.
   int64_t axis = 0;
   /// For a scale: the exponent. For a shift: the coefficient with which the shift is added.
   double exponent = 1;

@@ -21,6 +21,8 @@ struct NormReaders {
   std::vector<Reader> readers;
   bool gain_is_offset = false;
   Layout layout = Layout::out_in;
+  /// Where a residual stream goes on from the norm's output: the bias that is added to it next.
+  std::optional<NamedTensor> added_next = {};
 };
 
 /// LayerNorm's n has zero mean, so the same number may be added to all of a row of W_k diag(gamma). One
@@ -30,10 +32,11 @@ struct NormReaders {
 /// Broken by: RMSNorm (its n has a mean); a reader that is tied to something else.
 std::vector<Gauge> norm_kernel_shifts(const NormReaders& spec);
 
-/// What beta gains, the readers' biases may lose: b_k - W_k s. Group R^d; every reader must have a
-/// bias.
+/// What beta gains, the readers' biases may lose, b_k - W_k s, and `added_next` loses s. Group R^d; every
+/// reader must have a bias.
 ///
-/// Broken by: a reader that is left out or has no bias.
+/// Broken by: a reader that is left out or has no bias; a residual stream that goes on from the norm's
+/// output, if what is added to it next has no bias.
 Gauge norm_shift_exchange(const NormReaders& spec);
 
 }  // namespace ddc
