@@ -4,24 +4,21 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
-#include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <fstream>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "ddc/discover/discover.h"
+#include "ddc/testbeds/tally.h"
 #include "ddc/testbeds/zoo.h"
 
 namespace {
@@ -54,26 +51,6 @@ void forget_peak() {
   if (!(refs << "5" << std::flush))
     throw std::runtime_error("cannot write to /proc/self/clear_refs");
 }
-
-/// Counts the bytes of tensors that are made and freed while it is in force, and the most there were at
-/// once. What is resident is more: the allocator keeps what was freed between what was not.
-class Tally : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(void* /*ptr*/, int64_t size, size_t /*allocated*/, size_t /*reserved*/,
-                         c10::Device /*device*/) override {
-    const int64_t now = live_ += size;
-    int64_t most = most_;
-    while (now > most && !most_.compare_exchange_weak(most, now)) {
-    }
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-
-  int64_t most() const { return most_; }
-
- private:
-  std::atomic<int64_t> live_ = 0;
-  std::atomic<int64_t> most_ = 0;
-};
 
 /// What any training needs at least: gradients and one step. The gradients stay.
 void train_once(const Testbed& testbed, const ddc::Parameters& params) {
@@ -109,11 +86,8 @@ double measure(const std::string& name, int64_t layers) {
   forget_peak();
   const auto cpu = std::clock();
   const auto start = std::chrono::steady_clock::now();
-  const auto tally = std::make_shared<Tally>();
-  const auto group = [&] {
-    const c10::DebugInfoGuard counted(c10::DebugInfoKind::PROFILER_STATE, tally);
-    return ddc::discover(params, evaluate);
-  }();
+  ddc::SymmetryGroup group;
+  const auto tally = tally_of([&] { group = ddc::discover(params, evaluate); });
   const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - start;
   const double cpu_seconds = static_cast<double>(std::clock() - cpu) / CLOCKS_PER_SEC;
   const double above = memory("VmHWM") - before;

@@ -95,19 +95,19 @@ class Tracker {
       if (!mixes) continue;
       const auto chart = frame_.open(component, has_gradient, settings);
       for (const size_t k : component.gauges) {
-        if (gauges()[k].gauge.mixes() && chart.active[k]) result[k] = part(k, chart.x);
+        if (gauges()[k].gauge.mixes() && chart.active[k]) result[k] = part(k, chart);
       }
     }
     return result;
   }
 
-  at::Tensor part(size_t k, const Tensors& x) const {
+  at::Tensor part(size_t k, const Chart& chart) const {
     const auto& gauge = gauges()[k];
     std::vector<at::Tensor> plus;
     std::vector<at::Tensor> minus;
     for (const auto& leg : gauge.legs) {
-      const auto rows =
-          leg.blocks->take(leave_frame(leg, frame_.gauge_states()[k], x[leg.tensor])).cpu();
+      const auto x = frame_.coordinates_of(chart, leg.tensor);
+      const auto rows = leg.blocks->take(leave_frame(leg, frame_.gauge_states()[k], x)).cpu();
       (gauge.is_linear() && leg.exponent < 0 ? minus : plus).push_back(rows);
     }
     if (!minus.empty()) return balanced_sides(at::cat(plus, -1), at::cat(minus, -1));

@@ -55,14 +55,13 @@ void Frame::bind_() {
   }
   for (const auto& component : plan_.components) {
     if (component.gauges.empty()) continue;
-    Tensors shifts;
-    Tensors emptied;
-    auto x = centred(component, std::vector<bool>(plan_.drains.size(), true), shifts, emptied);
+    auto chart = chart_of(component);
+    auto x = centre_(chart);
     for (const size_t k : component.gauges) {
       const auto& gauge = plan_.gauges[k];
       if (!gauge.is_shift()) continue;
       auto& state = gauge_states_[k];
-      state.held = shifts[k];
+      state.held = chart.shift[k];
       state.bound = at::ones({gauge.gauge.channels}, at::kBool);
       state.known = state.bound.clone();
     }
@@ -90,7 +89,7 @@ void Frame::bind_() {
 
 void Frame::bind_sections_(const Component& component, Tensors& x) {
   Squares squares(plan_.tensors.size());
-  for (const size_t t : component.tensors) squares[t] = in_units(x, t).square();
+  for (const size_t t : component.tensors) squares[t] = AxisSquares(in_units(x, t));
   for (int sweep = 0; sweep < sweeps::kMostToBind; ++sweep) {
     double largest = 0;
     for (const size_t k : component.gauges) {
@@ -101,7 +100,9 @@ void Frame::bind_sections_(const Component& component, Tensors& x) {
         for (const auto& leg : gauge.legs) now[leg.tensor] = in_units(x, leg.tensor).clone();
         bind_frame_(gauge, now, state);
         enter_frame_(gauge, state, now);
-        for (const auto& leg : gauge.legs) squares[leg.tensor] = now[leg.tensor].square();
+        for (const auto& leg : gauge.legs) {
+          squares[leg.tensor] = AxisSquares(now[leg.tensor]);
+        }
       }
       if (!gauge.is_scale()) continue;
       const double smallest = smallest_norm(plan_, gauge);

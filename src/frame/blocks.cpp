@@ -178,11 +178,15 @@ at::Tensor gram(const GaugePlan& gauge, const Tensors& x, int sign) {
   at::Tensor total;
   for (const auto& leg : gauge.legs) {
     if (leg.exponent * sign < 0) continue;
-    const auto part = leg.blocks->take(x[leg.tensor]);
-    const auto product = part.matmul(transposed(part)).to(at::kCPU);
+    const auto product = leg_gram(leg, x[leg.tensor]);
     total = total.defined() ? total + product : product;
   }
   return total;
+}
+
+at::Tensor leg_gram(const BoundLeg& leg, const at::Tensor& x) {
+  const auto part = leg.blocks->take(x);
+  return part.matmul(transposed(part)).to(at::kCPU);
 }
 
 void bind_frame_(const GaugePlan& gauge, const Tensors& x, GaugeState& state) {
@@ -211,10 +215,14 @@ void align_frame_(const GaugePlan& gauge, GaugeState& state, Tensors& x) {
   for (const auto& leg : gauge.legs) multiply_(leg, transposed(basis), x[leg.tensor]);
 }
 
+void enter_frame_(const GaugePlan& gauge, size_t l, const GaugeState& state, at::Tensor& x) {
+  const auto& leg = gauge.legs[l];
+  multiply_(leg, leg.exponent > 0 ? inverse_frame(gauge, state) : transposed(state.frame), x);
+}
+
 void enter_frame_(const GaugePlan& gauge, const GaugeState& state, Tensors& x) {
-  const auto inverse = inverse_frame(gauge, state);
-  for (const auto& leg : gauge.legs) {
-    multiply_(leg, leg.exponent > 0 ? inverse : transposed(state.frame), x[leg.tensor]);
+  for (size_t l = 0; l < gauge.legs.size(); ++l) {
+    enter_frame_(gauge, l, state, x[gauge.legs[l].tensor]);
   }
 }
 
@@ -227,13 +235,19 @@ void pull_back_(const GaugePlan& gauge, const GaugeState& state, Tensors& gradie
   }
 }
 
-at::Tensor leave_frame(const BoundLeg& leg, const GaugeState& state, const at::Tensor& x) {
-  return leg.blocks->multiply(leg_matrix(leg, state.frame).to(x.options()), x);
+void leave_frame_(const BoundLeg& leg, const GaugeState& state, at::Tensor& x) {
+  multiply_(leg, leg_matrix(leg, state.frame), x);
 }
 
-Chart::Orbit orbit_at(const GaugePlan& gauge, const Tensors& x) {
-  const auto grams = symmetric(gram(gauge, x));
-  Chart::Orbit orbit;
+at::Tensor leave_frame(const BoundLeg& leg, const GaugeState& state, const at::Tensor& x) {
+  auto result = x.clone();
+  leave_frame_(leg, state, result);
+  return result;
+}
+
+Orbit orbit_at(const GaugePlan& gauge, const at::Tensor& gram) {
+  const auto grams = symmetric(gram);
+  Orbit orbit;
   if (gauge.gauge.block == 2) {
     // M A + A M = tr(M) A for a skew 2 x 2 matrix.
     orbit.denominator = per_block(grams.diagonal(0, -2, -1).sum(-1)).expand_as(grams).clone();
@@ -248,33 +262,22 @@ Chart::Orbit orbit_at(const GaugePlan& gauge, const Tensors& x) {
   return orbit;
 }
 
-double project_orbit_(const GaugePlan& gauge, const Chart::Orbit& orbit, const Tensors& x,
-                      Tensors& vectors) {
-  at::Tensor moment;
-  for (const auto& leg : gauge.legs) {
-    const auto product = leg.blocks->take(vectors[leg.tensor].to(at::kDouble))
-                             .matmul(transposed(leg.blocks->take(x[leg.tensor])))
-                             .to(at::kCPU);
-    moment = moment.defined() ? moment + product : product;
-  }
-  moment = moment - transposed(moment);
-  at::Tensor angle;
-  if (orbit.eigenvectors.defined()) {
-    const auto& u = orbit.eigenvectors;
-    angle =
-        u.matmul(transposed(u).matmul(moment).matmul(u) / orbit.denominator).matmul(transposed(u));
-  } else {
-    angle = moment / orbit.denominator;
-  }
-  for (const auto& leg : gauge.legs) {
-    // Out of place: a rule may have handed out a tensor of its state.
-    auto& vector = vectors[leg.tensor];
-    const auto along = angle.to(x[leg.tensor].device()).matmul(leg.blocks->take(x[leg.tensor]));
-    auto result = vector.clone();
-    leg.blocks->put_(result, leg.blocks->take(vector) - along.to(vector.scalar_type()));
-    vector = result;
-  }
-  return angle.abs().max().item<double>();
+at::Tensor orbit_moment(const BoundLeg& leg, const at::Tensor& vector, const at::Tensor& x) {
+  const auto product =
+      leg.blocks->take(vector.to(at::kDouble)).matmul(transposed(leg.blocks->take(x))).to(at::kCPU);
+  return product - transposed(product);
+}
+
+at::Tensor orbit_angle(const Orbit& orbit, const at::Tensor& moment) {
+  if (!orbit.eigenvectors.defined()) return moment / orbit.denominator;
+  const auto& u = orbit.eigenvectors;
+  return u.matmul(transposed(u).matmul(moment).matmul(u) / orbit.denominator).matmul(transposed(u));
+}
+
+at::Tensor along_orbit(const BoundLeg& leg, const at::Tensor& angle, const at::Tensor& x) {
+  auto result = leg.blocks->covers_axis() ? at::empty_like(x) : at::zeros_like(x);
+  leg.blocks->put_(result, angle.to(x.device()).matmul(leg.blocks->take(x)));
+  return result;
 }
 
 double rebalance_linear_(const GaugePlan& gauge, const Tensors& now, GaugeState& state,
@@ -351,7 +354,6 @@ at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, 
   if (!moving.any().item<bool>()) return {};
   const auto basis =
       where_block(moving, eigenbasis(grams, gauge, x, /*keep=*/true), identity(gauge));
-  state.frame = state.frame.matmul(basis);
   const auto turned = transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1);
   state.eigenvalues = at::where(moving.unsqueeze(-1), turned, state.eigenvalues);
   state.recomputed += moving.sum().item<int64_t>();

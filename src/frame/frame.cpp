@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include "ddc/frame/polar.h"
 #include "ddc/frame/section.h"
@@ -12,80 +13,30 @@
 
 namespace ddc {
 
-void Frame::advance_(Chart& chart, const std::vector<at::Tensor>& steps,
-                     const std::vector<StepSettings>& settings) const {
+void Frame::advance_(Chart& chart, Tensors steps, const std::vector<StepSettings>& settings) const {
+  for (const size_t k : chart.component->gauges) {
+    if (!plan_.gauges[k].gauge.procrustes || !chart.active[k]) continue;
+    for (const auto& leg : plan_.gauges[k].legs) {
+      chart.before[leg.tensor] = coordinates_of(chart, leg.tensor);
+    }
+  }
   for (const size_t t : chart.component->tensors) {
-    if (!steps[t].defined()) continue;
-    const auto& own = settings[t];
-    if (own.weight_decay != 0) {
-      const double kept = 1 - own.lr * own.weight_decay;
-      const auto outside = outside_nodes(plan_, chart, t);
-      if (outside.defined()) {
-        chart.x[t].mul_(1 - outside * (1 - kept));
-      } else {
-        chart.x[t].mul_(kept);
+    auto x = coordinates_of(chart, t);
+    if (auto step = std::exchange(steps[t], {}); step.defined()) {
+      take_out_(chart, t, x, step);
+      const auto& own = settings[t];
+      if (own.weight_decay != 0) {
+        const double kept = 1 - own.lr * own.weight_decay;
+        const auto outside = outside_nodes(plan_, chart, t);
+        if (outside.defined()) {
+          x.mul_(1 - outside * (1 - kept));
+        } else {
+          x.mul_(kept);
+        }
       }
+      x.add_(step);
     }
-    chart.x[t].add_(steps[t]);
-  }
-}
-
-void Frame::lift_(const Chart& chart) {
-  const auto& component = *chart.component;
-  if (component.gauges.empty()) {
-    for (const size_t t : component.tensors) {
-      at::Tensor weights = plan_.tensors[t].tensor;
-      if (chart.g[t].defined() && !chart.x[t].is_alias_of(weights)) weights.copy_(chart.x[t]);
-    }
-    return;  // the others were stepped in place
-  }
-  Tensors lifted(plan_.tensors.size());
-  for (const size_t t : component.tensors) {
-    const auto& tensor = plan_.tensors[t];
-    auto& x = lifted[t];
-    if (!chart.g[t].defined()) {
-      x = tensor.tensor.detach().to(at::kDouble) + tensor.offset;
-      continue;
-    }
-    x = chart.x[t];
-    for (size_t n = 0; n < tensor.nodes.size(); ++n) {
-      const auto& use = tensor.nodes[n];
-      const auto factor = node_log_factor(plan_, chart, t, n).exp().to(x.options());
-      x = x * plan_.nodes[use.node].members[use.member].map.gather_vector(factor, 1);
-    }
-    for (const auto& use : tensor.blocks) {
-      x = leave_frame(plan_.gauges[use.gauge].legs[use.leg], gauge_states_[use.gauge], x);
-    }
-    if (chart.through[t].defined()) x = x / chart.through[t];
-    for (const auto& use : tensor.scales) {
-      const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
-      const auto& move = chart.log_move[use.gauge];
-      const auto& log_unit = gauge_states_[use.gauge].log_unit;
-      x = x * leg_factor(leg, move.defined() ? log_unit + move : log_unit, +1, x.options());
-    }
-  }
-  // Shifts and drains undo what `centred` did, in the opposite order.
-  for (auto k = component.gauges.rbegin(); k != component.gauges.rend(); ++k) {
-    const auto& gauge = plan_.gauges[*k];
-    if (!gauge.is_shift()) continue;
-    for (size_t l = 0; l < gauge.shift_legs(); ++l) {
-      const auto& leg = gauge.legs[l];
-      if (!chart.g[leg.tensor].defined()) continue;
-      auto change = shift_of_leg(leg, chart.active[*k] ? gauge_states_[*k].held : chart.shift[*k]);
-      if (leg.gain) change = change / along_axis(lifted[*leg.gain], leg.map.axis(), leg.map.dim());
-      lifted[leg.tensor] = lifted[leg.tensor] + change;
-    }
-  }
-  for (auto d = component.drains.rbegin(); d != component.drains.rend(); ++d) {
-    if (!chart.drained[*d]) continue;
-    const auto& drain = plan_.drains[*d];
-    const auto held = drain.map.gather_vector(drain.source_map.scatter(lifted[drain.source]), 0);
-    lifted[drain.sink] = lifted[drain.sink] - read_through(drain, lifted, held);
-  }
-  for (const size_t t : component.tensors) {
-    if (!chart.g[t].defined()) continue;
-    at::Tensor weights = plan_.tensors[t].tensor;
-    weights.copy_(plan_.tensors[t].offset == 0 ? lifted[t] : lifted[t] - plan_.tensors[t].offset);
+    chart.x[t] = x;
   }
 }
 
@@ -100,27 +51,135 @@ std::vector<Frame::Turn> Frame::follow_(const Chart& chart, bool follow) {
   return turns;
 }
 
+void Frame::turn_(const std::vector<Turn>& turns) {
+  for (const auto& [k, basis] : turns) {
+    gauge_states_[k].frame = gauge_states_[k].frame.matmul(basis);
+  }
+}
+
+at::Tensor Frame::out_of_units_(Chart& chart, size_t t) const {
+  const auto& tensor = plan_.tensors[t];
+  if (!chart.has_gradient[t]) return tensor.tensor.detach().to(at::kDouble) + tensor.offset;
+  auto x = std::exchange(chart.x[t], {});
+  for (size_t n = 0; n < tensor.nodes.size(); ++n) {
+    const auto& use = tensor.nodes[n];
+    const auto factor = node_log_factor(plan_, chart, t, n).exp().to(x.options());
+    x.mul_(plan_.nodes[use.node].members[use.member].map.gather_vector(factor, 1));
+  }
+  for (const auto& use : tensor.blocks) {
+    leave_frame_(plan_.gauges[use.gauge].legs[use.leg], gauge_states_[use.gauge], x);
+  }
+  if (chart.through[t].defined()) x.div_(chart.through[t]);
+  for (const auto& use : tensor.scales) {
+    const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
+    const auto& move = chart.log_move[use.gauge];
+    const auto& log_unit = gauge_states_[use.gauge].log_unit;
+    x.mul_(leg_factor(leg, move.defined() ? log_unit + move : log_unit, +1, x.options()));
+  }
+  return x;
+}
+
+void Frame::lift_(Chart& chart) {
+  const auto& component = *chart.component;
+  if (component.gauges.empty()) {
+    for (const size_t t : component.tensors) {
+      at::Tensor weights = plan_.tensors[t].tensor;
+      const auto x = std::exchange(chart.x[t], {});
+      if (chart.has_gradient[t] && !x.is_alias_of(weights)) weights.copy_(x);
+    }
+    return;  // the others were stepped in place
+  }
+  // Gains, and what drains empty and fill, are vectors that are needed until all matrices are lifted. Of
+  // matrices there is one at a time.
+  std::vector<bool> kept(plan_.tensors.size());
+  for (const size_t t : component.tensors) kept[t] = !plan_.tensors[t].read_by.empty();
+  for (const size_t d : component.drains) {
+    kept[plan_.drains[d].source] = true;
+    kept[plan_.drains[d].sink] = true;
+  }
+  const auto write_ = [&](size_t t, at::Tensor x) {
+    if (!chart.has_gradient[t]) return;
+    at::Tensor weights = plan_.tensors[t].tensor;
+    if (plan_.tensors[t].offset != 0) x.sub_(plan_.tensors[t].offset);
+    weights.copy_(x);
+  };
+  Tensors unshifted(plan_.tensors.size());
+  Tensors vectors(plan_.tensors.size());
+  for (const size_t t : component.tensors) {
+    if (kept[t]) unshifted[t] = out_of_units_(chart, t);
+  }
+  for (const size_t t : component.tensors) {
+    if (!kept[t]) continue;
+    vectors[t] = unshifted[t].clone();
+    add_shifts_(chart, unshifted, 0, t, vectors[t]);
+  }
+  // Drains are undone in the opposite order, so that each source is what it was when it was emptied.
+  Tensors emptied(plan_.drains.size());
+  for (const size_t d : component.drains) {
+    const auto& drain = plan_.drains[d];
+    if (!chart.drained[d]) continue;
+    emptied[d] = drain.map.gather_vector(drain.source_map.scatter(vectors[drain.source]), 0);
+  }
+  for (const size_t d : component.drains) {
+    const auto& drain = plan_.drains[d];
+    if (drain.matrix || !chart.drained[d]) continue;
+    vectors[drain.sink] = vectors[drain.sink] - emptied[d];
+  }
+  for (const size_t t : component.tensors) {
+    if (kept[t]) continue;
+    auto x = out_of_units_(chart, t);
+    add_shifts_(chart, unshifted, 0, t, x);
+    for (const size_t d : component.drains) {
+      const auto& drain = plan_.drains[d];
+      if (drain.matrix != t || !chart.drained[d]) continue;
+      vectors[drain.sink] = vectors[drain.sink] - read_through(drain, x, emptied[d]);
+    }
+    write_(t, std::move(x));
+  }
+  for (const size_t t : component.tensors) {
+    if (kept[t]) write_(t, vectors[t]);
+  }
+}
+
+void Frame::add_shifts_(const Chart& chart, const Tensors& unshifted, size_t from, size_t t,
+                        at::Tensor& x) const {
+  const auto& shifts = plan_.tensors[t].shifts;
+  if (!chart.has_gradient[t]) return;
+  for (auto use = shifts.rbegin(); use != shifts.rend() && use->gauge >= from; ++use) {
+    const auto& leg = plan_.gauges[use->gauge].legs[use->leg];
+    const bool active = chart.active[use->gauge];
+    auto change =
+        shift_of_leg(leg, active ? gauge_states_[use->gauge].held : chart.shift[use->gauge]);
+    if (leg.gain) {
+      // As it was when the shift was subtracted.
+      auto gain = unshifted[*leg.gain].clone();
+      add_shifts_(chart, unshifted, use->gauge + 1, *leg.gain, gain);
+      change = change / along_axis(gain, leg.map.axis(), leg.map.dim());
+    }
+    x.add_(change);
+  }
+}
+
 at::Tensor Frame::gauge_coordinate(size_t k) const {
   const at::NoGradGuard no_grad;
   const auto& gauge = plan_.gauges.at(k);
   if (gauge.gauge.action == Action::rotation) return at::empty({0}, at::kDouble);
   for (const auto& component : plan_.components) {
     if (std::count(component.gauges.begin(), component.gauges.end(), k) == 0) continue;
-    Tensors shifts;
-    Tensors emptied;
-    auto x = coordinates(component, std::vector<bool>(plan_.drains.size(), true), shifts, emptied);
-    if (gauge.is_shift()) return shifts[k];
+    auto chart = chart_of(component);
+    open_weights_(chart);
+    if (gauge.is_shift()) return chart.shift[k];
     const auto& state = gauge_states_[k];
+    Tensors x(plan_.tensors.size());
+    for (const auto& leg : gauge.legs) x[leg.tensor] = coordinates_of(chart, leg.tensor);
     if (gauge.is_linear()) {
-      for (const auto& leg : gauge.legs) {
-        x[leg.tensor] = leave_frame(leg, state, x[leg.tensor]);
-      }
+      for (const auto& leg : gauge.legs) leave_frame_(leg, state, x[leg.tensor]);
       const auto value = linear_coordinate(gauge, x);
       return at::where(state.bound.view({-1, 1, 1}), value,
                        std::numeric_limits<double>::quiet_NaN());
     }
     Squares squares(plan_.tensors.size());
-    for (const size_t t : component.tensors) squares[t] = x[t].square();
+    for (const auto& leg : gauge.legs) squares[leg.tensor] = AxisSquares(x[leg.tensor]);
     const bool holds_unit = gauge.coordinates == Coordinates::folded && gauge.hold == Hold::unit;
     const auto held = holds_unit ? section(gauge, squares, smallest_norm(plan_, gauge))
                                  : ratio(gauge, squares, smallest_norm(plan_, gauge));

@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <limits>
-#include <vector>
 
 #include "ddc/frame/plan.h"
 
@@ -18,9 +17,9 @@ inline at::Tensor leg_factor(const BoundLeg& leg, const at::Tensor& log_unit, do
 }
 
 /// What a drain gives of its source, which is given per index of the matrix's axis or of the sink.
-inline at::Tensor read_through(const Drain& drain, const std::vector<at::Tensor>& tensors,
+inline at::Tensor read_through(const Drain& drain, const at::Tensor& matrix,
                                const at::Tensor& source) {
-  return drain.matrix ? (tensors[*drain.matrix] * source).sum(drain.map.axis()) : source;
+  return drain.matrix ? (matrix * source).sum(drain.map.axis()) : source;
 }
 
 /// Of the least precise of the tensors that a gauge acts on.

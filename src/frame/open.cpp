@@ -17,33 +17,63 @@ constexpr int kMostSweeps = 200;
 
 }  // namespace
 
-Tensors Frame::centred(const Component& component, const std::vector<bool>& drained,
-                       Tensors& shifts, Tensors& emptied) const {
-  shifts.resize(plan_.gauges.size());
-  emptied.resize(plan_.drains.size());
-  Tensors x(plan_.tensors.size());
-  for (const size_t t : component.tensors) {
-    const auto& tensor = plan_.tensors[t];
-    // A tensor without gauges is stepped in place. All others are worked on in a float64 copy: in
-    // float32 a factor and its inverse do not multiply to one, and that error, the same in every
-    // step, would make weights grow or shrink.
-    x[t] = component.gauges.empty() ? tensor.tensor.detach().to(tensor.compute_type())
-                                    : tensor.tensor.detach().to(at::kDouble) + tensor.offset;
+Chart Frame::chart_of(const Component& component) const {
+  Chart chart;
+  chart.component = &component;
+  chart.drained.assign(plan_.drains.size(), true);
+  for (auto* by_tensor : {&chart.x, &chart.g, &chart.filled, &chart.through, &chart.before}) {
+    by_tensor->resize(plan_.tensors.size());
   }
+  for (auto* by_gauge :
+       {&chart.shift, &chart.charge, &chart.charge_scale, &chart.angles, &chart.log_move}) {
+    by_gauge->resize(plan_.gauges.size());
+  }
+  chart.emptied.resize(plan_.drains.size());
+  chart.squares.resize(plan_.tensors.size());
+  chart.projected.resize(plan_.gauges.size());
+  chart.nodes.resize(plan_.nodes.size());
+  return chart;
+}
+
+Tensors Frame::centre_(Chart& chart) const {
+  const auto& component = *chart.component;
+  Tensors x(plan_.tensors.size());
+  for (const size_t t : component.tensors) x[t] = centred(chart, t, /*until=*/0);
   for (const size_t d : component.drains) {
-    if (!drained[d]) continue;
+    if (!chart.drained[d]) continue;
     const auto& drain = plan_.drains[d];
     // A copy: the vector itself is about to be centred.
-    emptied[d] = drain.map.gather_vector(drain.source_map.scatter(x[drain.source]), 0).clone();
-    x[drain.sink] += read_through(drain, x, emptied[d]);
+    chart.emptied[d] =
+        drain.map.gather_vector(drain.source_map.scatter(x[drain.source]), 0).clone();
+    const auto matrix = drain.matrix ? x[*drain.matrix] : at::Tensor();
+    x[drain.sink] += read_through(drain, matrix, chart.emptied[d]);
+    chart.filled[drain.sink] = x[drain.sink].clone();
   }
   for (const size_t k : component.gauges) {
     const auto& gauge = plan_.gauges[k];
     if (!gauge.is_shift()) continue;
-    shifts[k] = shift_of_weights(gauge, x);
-    add_shift_(gauge, shifts[k], -1, x);
+    chart.shift[k] = shift_of_weights(gauge, x);
+    add_shift_(gauge, chart.shift[k], -1, x);
   }
-  subtract_overlaps_(component, shifts, x);
+  subtract_overlaps_(component, chart.shift, x);
+  return x;
+}
+
+at::Tensor Frame::centred(const Chart& chart, size_t t, size_t until) const {
+  const auto& tensor = plan_.tensors[t];
+  const auto& filled = chart.filled[t];
+  const auto weights = filled.defined() ? filled : tensor.tensor.detach();
+  auto x = weights.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
+  if (tensor.offset != 0 && !filled.defined()) x.add_(tensor.offset);
+  for (const auto& use : tensor.shifts) {
+    if (use.gauge >= until) break;
+    const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
+    auto change = shift_of_leg(leg, chart.shift[use.gauge]);
+    if (leg.gain) {
+      change = change / along_axis(centred(chart, *leg.gain, use.gauge), leg.map.axis(), x.dim());
+    }
+    x.sub_(change);
+  }
   return x;
 }
 
@@ -92,23 +122,46 @@ at::Tensor Frame::in_units(const Tensors& x, size_t t) const {
   return result;
 }
 
-Tensors Frame::coordinates(const Component& component, const std::vector<bool>& drained,
-                           Tensors& shifts, Tensors& emptied) const {
-  auto x = centred(component, drained, shifts, emptied);
-  Tensors result(x.size());
-  for (const size_t t : component.tensors) result[t] = in_units(x, t);
-  for (const size_t k : component.gauges) {
-    if (!plan_.gauges[k].gauge.mixes()) continue;
-    enter_frame_(plan_.gauges[k], gauge_states_[k], result);
+void Frame::open_weights_(Chart& chart) const {
+  const auto& component = *chart.component;
+  if (!component.drains.empty() ||
+      std::any_of(component.gauges.begin(), component.gauges.end(),
+                  [&](size_t k) { return plan_.gauges[k].is_shift(); })) {
+    centre_(chart);
   }
-  return result;
+  for (const size_t t : component.tensors) {
+    const auto& tensor = plan_.tensors[t];
+    if (!tensor.through) continue;
+    // No gauge turns a gain, so that its coordinates are those it has in units.
+    const auto gain = coordinates_of(chart, tensor.through->gain);
+    chart.through[t] = along_axis(gain, tensor.through->axis, tensor.tensor.dim());
+  }
 }
 
-void Frame::find_active_(Chart& chart, const std::vector<bool>& has_gradient) const {
+at::Tensor Frame::coordinates_of(const Chart& chart, size_t t) const {
+  const auto& tensor = plan_.tensors[t];
+  // A tensor without gauges is stepped in place. All others are worked on in a float64 copy: in
+  // float32 a factor and its inverse do not multiply to one, and that error, the same in every
+  // step, would make weights grow or shrink.
+  if (chart.component->gauges.empty()) return tensor.tensor.detach().to(tensor.compute_type());
+  auto x = centred(chart, t, plan_.gauges.size());
+  for (const auto& use : tensor.scales) {
+    const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
+    x.mul_(leg_factor(leg, gauge_states_[use.gauge].log_unit, -1, x.options()));
+  }
+  if (chart.through[t].defined()) x.mul_(chart.through[t]);
+  for (const auto& use : tensor.blocks) {
+    enter_frame_(plan_.gauges[use.gauge], use.leg, gauge_states_[use.gauge], x);
+  }
+  enter_polar_(plan_, chart, t, x);
+  return x;
+}
+
+void Frame::find_active_(Chart& chart) const {
   const auto& component = *chart.component;
+  const auto& has_gradient = chart.has_gradient;
   chart.active.assign(plan_.gauges.size(), false);
   chart.passive.assign(plan_.tensors.size(), false);
-  chart.drained.assign(plan_.drains.size(), false);
   // A vector is emptied into its biases only if all of them can take it up.
   for (const size_t d : component.drains) {
     chart.drained[d] =
@@ -140,12 +193,10 @@ void Frame::find_active_(Chart& chart, const std::vector<bool>& has_gradient) co
   }
 }
 
-void Frame::open_gradients_(Chart& chart, const std::vector<bool>& has_gradient,
-                            const Tensors& emptied,
-                            const std::vector<StepSettings>& settings) const {
+void Frame::open_gradients_(Chart& chart, const std::vector<StepSettings>& settings) const {
   const auto& component = *chart.component;
   for (const size_t t : component.tensors) {
-    if (!has_gradient[t]) continue;
+    if (!chart.has_gradient[t]) continue;
     const auto& tensor = plan_.tensors[t];
     const auto& gradient = tensor.tensor.grad();
     auto g = gradient.to(tensor.compute_type());
@@ -177,7 +228,7 @@ void Frame::open_gradients_(Chart& chart, const std::vector<bool>& has_gradient,
     }
     if (!drain.matrix) continue;
     auto& of_matrix = chart.g[*drain.matrix];
-    if (of_matrix.defined()) of_matrix.sub_((of_bias * emptied[d]).to(of_matrix.options()));
+    if (of_matrix.defined()) of_matrix.sub_((of_bias * chart.emptied[d]).to(of_matrix.options()));
   }
   for (const size_t t : component.tensors) {
     auto& g = chart.g[t];
@@ -186,7 +237,7 @@ void Frame::open_gradients_(Chart& chart, const std::vector<bool>& has_gradient,
       const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
       g.mul_(leg_factor(leg, gauge_states_[use.gauge].log_unit, +1, g.options()));
     }
-    if (chart.through[t].defined()) g.div_(chart.through[t].to(g.options()));
+    if (plan_.tensors[t].through) g.div_(chart.through[t].to(g.options()));
   }
   for (const size_t k : component.gauges) {
     if (plan_.gauges[k].gauge.mixes()) pull_back_(plan_.gauges[k], gauge_states_[k], chart.g);
@@ -195,39 +246,16 @@ void Frame::open_gradients_(Chart& chart, const std::vector<bool>& has_gradient,
 
 Chart Frame::open(const Component& component, const std::vector<bool>& has_gradient,
                   const std::vector<StepSettings>& settings) const {
-  Chart chart;
-  chart.component = &component;
-  chart.g.resize(plan_.tensors.size());
-  chart.squares.resize(plan_.tensors.size());
-  chart.through.resize(plan_.tensors.size());
-  chart.before.resize(plan_.tensors.size());
-  chart.charge.resize(plan_.gauges.size());
-  chart.charge_scale.resize(plan_.gauges.size());
-  chart.log_move.resize(plan_.gauges.size());
-  chart.projected.resize(plan_.gauges.size());
-  chart.orbits.resize(plan_.gauges.size());
-  chart.nodes.resize(plan_.nodes.size());
-  find_active_(chart, has_gradient);
-  Tensors emptied;
-  chart.x = coordinates(component, chart.drained, chart.shift, emptied);
-  for (const size_t t : component.tensors) {
-    const auto& through = plan_.tensors[t].through;
-    // No gauge turns a gain, so that its coordinates are those it has in units.
-    if (through) {
-      chart.through[t] =
-          along_axis(chart.x[through->gain].clone(), through->axis, chart.x[t].dim());
-    }
-  }
-  open_gradients_(chart, has_gradient, emptied, settings);
-  for (const size_t k : component.gauges) {
-    const auto& gauge = plan_.gauges[k];
-    if (!gauge.gauge.mixes() || !chart.active[k]) continue;
-    chart.orbits[k] = orbit_at(gauge, chart.x);
-    if (!gauge.gauge.procrustes) continue;
-    for (const auto& leg : gauge.legs) chart.before[leg.tensor] = chart.x[leg.tensor].clone();
-  }
+  auto chart = chart_of(component);
+  chart.has_gradient = has_gradient;
+  find_active_(chart);
+  if (!component.gauges.empty()) open_weights_(chart);
+  open_gradients_(chart, settings);
   measure_charges_(chart);
-  if (!component.nodes.empty()) open_polar_(plan_, gauge_states_, chart);
+  if (!component.nodes.empty()) {
+    open_polar_(
+        plan_, gauge_states_, [&](size_t t) { return coordinates_of(chart, t); }, chart);
+  }
   return chart;
 }
 
@@ -246,7 +274,7 @@ void Frame::measure_charges_(Chart& chart) const {
     chart.charge[k] = at::zeros({gauge.gauge.channels}, at::kDouble);
     chart.charge_scale[k] = at::zeros({gauge.gauge.channels}, at::kDouble);
     for (const auto& leg : gauge.legs) {
-      const auto along = chart.g[leg.tensor].to(at::kDouble) * chart.x[leg.tensor];
+      const auto along = chart.g[leg.tensor].to(at::kDouble) * coordinates_of(chart, leg.tensor);
       chart.charge[k] += leg.map.scatter_all(along).to(at::kCPU) * leg.exponent;
       chart.charge_scale[k] +=
           leg.map.scatter_all(along.abs()).to(at::kCPU) * std::abs(leg.exponent);

@@ -13,21 +13,12 @@ namespace {
 /// A tensor in several nodes shares its scale between them.
 double share(const TensorPlan& tensor) { return 1.0 / static_cast<double>(tensor.nodes.size()); }
 
-at::Tensor node_square(const PolarNode& node, const Squares& squares) {
+/// Sum over the members of values that are given per member, in channels.
+template <class Values>
+at::Tensor node_sum(const PolarNode& node, const Values& values) {
   at::Tensor total;
   for (const auto& member : node.members) {
-    const auto part = member.map.scatter_all(squares[member.tensor]).to(at::kCPU);
-    total = total.defined() ? total + part : part;
-  }
-  return total;
-}
-
-at::Tensor node_product(const PolarNode& node, const std::vector<at::Tensor>& a,
-                        const std::vector<at::Tensor>& b) {
-  at::Tensor total;
-  for (const auto& member : node.members) {
-    const auto product = a[member.tensor] * b[member.tensor];
-    const auto part = member.map.scatter_all(product).to(at::kCPU);
+    const auto part = member.map.scatter_all(values(member)).to(at::kCPU);
     total = total.defined() ? total + part : part;
   }
   return total;
@@ -37,16 +28,15 @@ void multiply_(at::Tensor& tensor, const ChannelMap& map, const at::Tensor& log_
   tensor.mul_(map.gather_vector(log_factor.exp().to(tensor.options()), 1));
 }
 
-void multiply_squares_(const PolarNode& node, const at::Tensor& log_factor, Squares& squares) {
-  for (const auto& member : node.members) {
-    multiply_(squares[member.tensor], member.map, log_factor * 2);
-  }
+void multiply_(AxisSquares& squares, const ChannelMap& map, const at::Tensor& log_factor) {
+  const auto factor = (log_factor * 2).exp().to(squares.device());
+  squares.multiply_(map.axis(), map.gather_vector(factor, 1));
 }
 
-std::vector<at::Tensor> squared(const Chart& chart) {
-  std::vector<at::Tensor> squares(chart.x.size());
-  for (const size_t t : chart.component->tensors) squares[t] = chart.x[t].square();
-  return squares;
+void multiply_squares_(const PolarNode& node, const at::Tensor& log_factor, Squares& squares) {
+  for (const auto& member : node.members) {
+    multiply_(squares[member.tensor], member.map, log_factor);
+  }
 }
 
 /// Scales every node back to the norm it had: exactly in one pass, unless nodes share tensors and
@@ -58,7 +48,9 @@ void restore_norms_(const Plan& plan, Chart& chart) {
   for (int pass = 0; pass < passes; ++pass) {
     for (const size_t n : chart.component->nodes) {
       auto& node = chart.nodes[n];
-      const auto square = node_square(plan.nodes[n], chart.squares);
+      const auto square = node_sum(plan.nodes[n], [&](const PolarNode::Member& member) {
+        return chart.squares[member.tensor].along(member.map.axis());
+      });
       const auto usable = node.live & (square > 0);
       const auto log_factor =
           at::where(usable, (node.norm_square / at::where(usable, square, 1.0)).log() * 0.5, 0.0);
@@ -106,12 +98,26 @@ void move_radius_(const Plan& plan, const RadialMode& mode, Chart& chart, Scalar
 
 }  // namespace
 
-void open_polar_(const Plan& plan, const std::vector<GaugeState>& states, Chart& chart) {
-  const auto squares = squared(chart);
+void enter_polar_(const Plan& plan, const Chart& chart, size_t tensor, at::Tensor& x) {
+  for (const auto& use : plan.tensors[tensor].nodes) {
+    const auto& log_rho = chart.nodes[use.node].log_rho;
+    if (!log_rho.defined()) continue;  // not open yet
+    const auto& map = plan.nodes[use.node].members[use.member].map;
+    multiply_(x, map, log_rho * -share(plan.tensors[tensor]));
+  }
+}
+
+void open_polar_(const Plan& plan, const std::vector<GaugeState>& states, const CoordinatesOf& x,
+                 Chart& chart) {
+  const auto node_square = [&](size_t n) {
+    return node_sum(plan.nodes[n],
+                    [&](const PolarNode::Member& member) { return x(member.tensor).square(); });
+  };
+  std::vector<at::Tensor> squares(plan.nodes.size());
+  for (const size_t n : chart.component->nodes) squares[n] = node_square(n);
   for (const size_t n : chart.component->nodes) {
     auto& node = chart.nodes[n];
-    const auto square = node_square(plan.nodes[n], squares);
-    node.live = square > 0;
+    node.live = squares[n] > 0;
     for (const auto& mover : plan.nodes[n].movers) {
       if (chart.active[mover.gauge]) {
         node.live = node.live & states[mover.gauge].bound;
@@ -119,39 +125,43 @@ void open_polar_(const Plan& plan, const std::vector<GaugeState>& states, Chart&
         node.live = at::zeros_like(node.live);
       }
     }
-    node.log_rho = at::where(node.live, at::where(node.live, square, 1.0).log() * 0.5, 0.0);
+    node.log_rho = at::where(node.live, at::where(node.live, squares[n], 1.0).log() * 0.5, 0.0);
     node.log_factor = at::zeros_like(node.log_rho);
   }
   for (const size_t t : chart.component->tensors) {
     const auto& tensor = plan.tensors[t];
+    if (!chart.g[t].defined()) continue;
     for (const auto& use : tensor.nodes) {
       const auto& map = plan.nodes[use.node].members[use.member].map;
-      const auto log_scale = chart.nodes[use.node].log_rho * share(tensor);
-      multiply_(chart.x[t], map, -log_scale);
-      if (chart.g[t].defined()) multiply_(chart.g[t], map, log_scale);
+      multiply_(chart.g[t], map, chart.nodes[use.node].log_rho * share(tensor));
     }
   }
-  const auto scaled_squares = squared(chart);
   for (const size_t n : chart.component->nodes) {
     auto& node = chart.nodes[n];
-    node.norm_square = node_square(plan.nodes[n], scaled_squares);
+    node.norm_square = node_square(n);
     // Live nodes belong to active gauges, all of whose tensors have a gradient.
-    node.charge = node.live.any().item<bool>() ? node_product(plan.nodes[n], chart.g, chart.x)
-                                               : at::zeros_like(node.log_rho);
+    node.charge = at::zeros_like(node.log_rho);
+    if (!node.live.any().item<bool>()) continue;
+    node.charge = node_sum(plan.nodes[n], [&](const PolarNode::Member& member) {
+      return chart.g[member.tensor] * x(member.tensor);
+    });
   }
 }
 
-void project_polar_(const Plan& plan, const Chart& chart, std::vector<at::Tensor>& vectors) {
+void project_polar_(const Plan& plan, const Chart& chart, const CoordinatesOf& x,
+                    std::vector<at::Tensor>& vectors) {
   for (const size_t n : chart.component->nodes) {
     const auto& node = chart.nodes[n];
     if (!node.live.any().item<bool>()) continue;
-    const auto product = node_product(plan.nodes[n], vectors, chart.x);
+    const auto product = node_sum(plan.nodes[n], [&](const PolarNode::Member& member) {
+      return vectors[member.tensor] * x(member.tensor);
+    });
     const auto coefficient =
         at::where(node.live, product / at::where(node.live, node.norm_square, 1.0), 0.0);
     for (const auto& member : plan.nodes[n].members) {
       auto& vector = vectors[member.tensor];
-      const auto& x = chart.x[member.tensor];
-      const auto radial = x * member.map.gather_vector(coefficient.to(x.options()), 0);
+      auto radial = x(member.tensor);
+      radial.mul_(member.map.gather_vector(coefficient.to(radial.options()), 0));
       vector = (vector - radial).to(vector.scalar_type());
     }
   }
@@ -160,7 +170,8 @@ void project_polar_(const Plan& plan, const Chart& chart, std::vector<at::Tensor
 at::Tensor outside_nodes(const Plan& plan, const Chart& chart, size_t tensor) {
   at::Tensor outside;
   for (const auto& use : plan.tensors[tensor].nodes) {
-    const auto not_live = chart.nodes[use.node].live.logical_not().to(chart.x[tensor].options());
+    const auto options = plan.tensors[tensor].tensor.options().dtype(at::kDouble);
+    const auto not_live = chart.nodes[use.node].live.logical_not().to(options);
     const auto here = plan.nodes[use.node].members[use.member].map.gather_vector(not_live, 1);
     outside = outside.defined() ? outside * here : here;
   }
@@ -183,7 +194,7 @@ void restore_and_move_radius_(const Plan& plan, Chart& chart, std::vector<Scalar
     const auto& tensor = plan.tensors[t];
     for (const auto& use : tensor.nodes) {
       multiply_(chart.squares[t], plan.nodes[use.node].members[use.member].map,
-                chart.nodes[use.node].log_rho * (2 * share(tensor)));
+                chart.nodes[use.node].log_rho * share(tensor));
     }
   }
 }

@@ -51,27 +51,77 @@ void Frame::project_shifts_(Chart& chart, Tensors& vectors, bool ignore_rounding
   }
 }
 
-void Frame::project_orbits_(Chart& chart, Tensors& vectors) const {
+void Frame::find_angles_(Chart& chart, const Tensors& steps) const {
   std::vector<size_t> mixing;
+  Tensors grams(plan_.gauges.size());
+  Tensors moments(plan_.gauges.size());
   for (const size_t k : chart.component->gauges) {
-    if (plan_.gauges[k].gauge.mixes() && chart.active[k]) mixing.push_back(k);
+    const auto& gauge = plan_.gauges[k].gauge;
+    if (!gauge.mixes() || !chart.active[k]) continue;
+    mixing.push_back(k);
+    grams[k] = at::zeros({gauge.blocks(), gauge.block, gauge.block}, at::kDouble);
+    moments[k] = at::zeros_like(grams[k]);
+    chart.angles[k] = at::zeros_like(grams[k]);
   }
-  const bool shared = std::any_of(mixing.begin(), mixing.end(), [&](size_t k) {
-    const auto& legs = plan_.gauges[k].legs;
-    return std::any_of(legs.begin(), legs.end(), [&](const BoundLeg& leg) {
-      return plan_.tensors[leg.tensor].blocks.size() > 1;
-    });
-  });
+  if (mixing.empty()) return;
+  // The coordinates of tensors that several gauges turn.
+  Tensors shared(plan_.tensors.size());
+  bool any_shared = false;
+  for (const size_t t : chart.component->tensors) {
+    const auto& uses = plan_.tensors[t].blocks;
+    const auto active = [&](const TensorPlan::Use& use) { return chart.active[use.gauge]; };
+    if (std::none_of(uses.begin(), uses.end(), active)) continue;
+    const auto x = coordinates_of(chart, t);
+    for (const auto& use : uses) {
+      if (!active(use)) continue;
+      const auto& leg = plan_.gauges[use.gauge].legs[use.leg];
+      grams[use.gauge] += leg_gram(leg, x);
+      moments[use.gauge] += orbit_moment(leg, steps[t], x);
+    }
+    if (uses.size() < 2) continue;
+    shared[t] = x;
+    any_shared = true;
+  }
+  std::vector<Orbit> orbits(plan_.gauges.size());
+  for (const size_t k : mixing) orbits[k] = orbit_at(plan_.gauges[k], grams[k]);
+  // Steps stay as they are: it is enough to know what taking an angle out leaves of the moments of
+  // the gauges that act on the same tensors.
+  const auto take_out_of_moments_ = [&](size_t k, const at::Tensor& angle) {
+    chart.angles[k] += angle;
+    moments[k].zero_();
+    for (size_t l = 0; l < plan_.gauges[k].legs.size(); ++l) {
+      const auto& leg = plan_.gauges[k].legs[l];
+      const auto& x = shared[leg.tensor];
+      if (!x.defined()) continue;
+      const auto along = along_orbit(leg, angle, x);
+      for (const auto& use : plan_.tensors[leg.tensor].blocks) {
+        if (!chart.active[use.gauge] || (use.gauge == k && use.leg == l)) continue;
+        moments[use.gauge] -= orbit_moment(plan_.gauges[use.gauge].legs[use.leg], along, x);
+      }
+    }
+  };
   double first = 0;
-  for (int sweep = 0; sweep < (shared ? kMostProjections : 1); ++sweep) {
+  for (int sweep = 0; sweep < (any_shared ? kMostProjections : 1); ++sweep) {
     double largest = 0;
     for (const size_t k : mixing) {
-      const double removed = project_orbit_(plan_.gauges[k], chart.orbits[k], chart.x, vectors);
+      const auto angle = orbit_angle(orbits[k], moments[k]);
+      const double removed = angle.abs().max().item<double>();
       if (sweep == 0) chart.projected[k] = removed;
       largest = std::max(largest, removed);
+      take_out_of_moments_(k, angle);
     }
     if (sweep == 0) first = largest;
     if (largest <= first * 1e-14) break;
+  }
+}
+
+void Frame::take_out_(const Chart& chart, size_t t, const at::Tensor& x, at::Tensor& step) const {
+  for (const auto& use : plan_.tensors[t].blocks) {
+    const auto& angle = chart.angles[use.gauge];
+    if (!angle.defined()) continue;
+    // Out of place: a rule may have handed out a tensor of its state.
+    const auto along = along_orbit(plan_.gauges[use.gauge].legs[use.leg], angle, x);
+    step = step - along.to(step.scalar_type());
   }
 }
 
@@ -80,13 +130,22 @@ void Frame::project_gradients_(Chart& chart) const {
   // put it into entries whose gradient is zero (rows of tokens that are not in the batch, units that
   // are not active), where Adam makes steps of it.
   project_shifts_(chart, chart.g, /*ignore_rounding=*/true);
-  if (!chart.component->nodes.empty()) project_polar_(plan_, chart, chart.g);
+  if (chart.component->nodes.empty()) return;
+  project_polar_(
+      plan_, chart, [&](size_t t) { return coordinates_of(chart, t); }, chart.g);
 }
 
 void Frame::project_steps_(Chart& chart, Tensors& steps) const {
   project_shifts_(chart, steps, /*ignore_rounding=*/false);
-  project_orbits_(chart, steps);
-  if (!chart.component->nodes.empty()) project_polar_(plan_, chart, steps);
+  find_angles_(chart, steps);
+  if (chart.component->nodes.empty()) return;
+  // What is left of a radius is a matter of the steps as they will be made.
+  for (const size_t t : chart.component->tensors) {
+    if (steps[t].defined()) take_out_(chart, t, coordinates_of(chart, t), steps[t]);
+  }
+  for (auto& angle : chart.angles) angle.reset();
+  project_polar_(
+      plan_, chart, [&](size_t t) { return coordinates_of(chart, t); }, steps);
 }
 
 }  // namespace ddc

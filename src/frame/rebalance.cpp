@@ -86,7 +86,17 @@ void Frame::sweep_(Chart& chart, const std::vector<size_t>& sections) {
         for (const auto& leg : gauge.legs) now[leg.tensor] = moved(leg.tensor);
         const double difference = rebalance_linear_(gauge, now, state, chart.x);
         if (sweep == 0) state.imbalance = difference;
-        for (const auto& leg : gauge.legs) chart.squares[leg.tensor] = moved(leg.tensor).square();
+        for (const auto& leg : gauge.legs) {
+          const auto& x = chart.x[leg.tensor];
+          chart.squares[leg.tensor] = AxisSquares(x);
+          for (const auto& use : plan_.tensors[leg.tensor].scales) {
+            const auto& move = chart.log_move[use.gauge];
+            const auto& scaled = plan_.gauges[use.gauge].legs[use.leg];
+            if (!move.defined()) continue;
+            chart.squares[leg.tensor].multiply_(scaled.map.axis(),
+                                                leg_factor(scaled, move, +2, x.options()));
+          }
+        }
         if (difference > gauge.gauge.rebalance_above) largest = std::max(largest, difference);
         continue;
       }
@@ -114,7 +124,7 @@ void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) 
     if (gauge.is_shift()) move_vertical_(chart, k, settings_of(k, settings));
   }
   for (const size_t t : component.tensors) {
-    if (!sections.empty()) chart.squares[t] = chart.x[t].square();
+    chart.squares[t] = AxisSquares(chart.x[t]);
   }
   if (!component.nodes.empty() && !sections.empty()) {
     restore_and_move_radius_(plan_, chart, radial_states_, settings);
@@ -141,6 +151,7 @@ void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) 
           at::where(state.bound, r.value + state.log_unit * gauge.ratio_weight(), state.held);
     }
   }
+  chart.squares.clear();
   for (const size_t k : component.gauges) {
     const auto& gauge = plan_.gauges[k];
     if (gauge.gauge.mixes() && gauge.gauge.procrustes && chart.active[k]) {

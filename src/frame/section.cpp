@@ -16,9 +16,12 @@ at::Tensor is_alive(const at::Tensor& square, double smallest) {
   return square > smallest * smallest;
 }
 
+at::Tensor leg_square(const BoundLeg& leg, const Squares& squares) {
+  return leg.map.scatter_all(squares[leg.tensor].along(leg.map.axis())).to(at::kCPU);
+}
+
 at::Tensor first_leg_square(const GaugePlan& gauge, const Squares& squares) {
-  const auto& leg = gauge.legs.front();
-  return leg.map.scatter_all(squares[leg.tensor]).to(at::kCPU);
+  return leg_square(gauge.legs.front(), squares);
 }
 
 bool is_folded(const GaugePlan& gauge) { return gauge.coordinates == Coordinates::folded; }
@@ -29,7 +32,7 @@ at::Tensor side_square(const GaugePlan& gauge, const Side& side, const Squares& 
   std::map<double, at::Tensor> by_exponent;
   for (const size_t l : side.legs) {
     const auto& leg = gauge.legs[l];
-    auto sum = leg.map.scatter_all(squares[leg.tensor]).to(at::kCPU);
+    const auto sum = leg_square(leg, squares);
     auto& slot = by_exponent[std::abs(leg.exponent)];
     slot = slot.defined() ? slot + sum : sum;
   }
@@ -114,8 +117,8 @@ at::Tensor comparable(const GaugePlan& gauge, const Squares& squares, double sma
 void move_squares_(const GaugePlan& gauge, const at::Tensor& log_c, Squares& squares) {
   for (const auto& leg : gauge.legs) {
     if (leg.seen_through_first) continue;
-    auto& square = squares[leg.tensor];
-    square.mul_(leg.map.gather_vector((log_c * (2 * leg.exponent)).exp().to(square.device()), 1));
+    const auto factor = (log_c * (2 * leg.exponent)).exp().to(squares[leg.tensor].device());
+    squares[leg.tensor].multiply_(leg.map.axis(), leg.map.gather_vector(factor, 1));
   }
 }
 

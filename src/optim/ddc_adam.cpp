@@ -31,10 +31,11 @@ void DDCAdamOptions::inherit(const LiftedOptions& defaults) {
 void DDCAdamOptions::validate() const {
   const auto non_negative = [](const char* option, double value) {
     TORCH_CHECK_VALUE(std::isfinite(value) && value >= 0, "option ", option,
-                " must be finite and >= 0, got ", value);
+                      " must be finite and >= 0, got ", value);
   };
   const auto is_beta = [](const char* option, double value) {
-    TORCH_CHECK_VALUE(value >= 0 && value < 1, "option ", option, " must be in [0, 1), got ", value);
+    TORCH_CHECK_VALUE(value >= 0 && value < 1, "option ", option, " must be in [0, 1), got ",
+                      value);
   };
   non_negative("lr", lr());
   non_negative("eps", eps());

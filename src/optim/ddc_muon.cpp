@@ -98,14 +98,14 @@ void DDCMuonOptions::validate() const {
   const auto all = values();
   for (const char* option : {"lr", "weight_decay", "adam_lr", "adam_eps", "adam_weight_decay"}) {
     TORCH_CHECK_VALUE(std::isfinite(all.at(option)) && all.at(option) >= 0, "option ", option,
-                " must be finite and >= 0, got ", all.at(option));
+                      " must be finite and >= 0, got ", all.at(option));
   }
   for (const char* option : {"momentum", "adam_beta1", "adam_beta2"}) {
     TORCH_CHECK_VALUE(all.at(option) >= 0 && all.at(option) < 1, "option ", option,
-                " must be in [0, 1), got ", all.at(option));
+                      " must be in [0, 1), got ", all.at(option));
   }
   TORCH_CHECK_VALUE(!nesterov() || momentum() > 0, "option nesterov needs momentum > 0, got ",
-              momentum());
+                    momentum());
 }
 
 std::map<std::string, double> DDCMuonOptions::values() const {
@@ -133,7 +133,7 @@ void DDCMuonOptions::assign(const std::map<std::string, double>& values) {
   const auto one_of = [&](const char* option, int last) {
     const double value = get(option);
     TORCH_CHECK_VALUE(value == std::floor(value) && value >= 0 && value <= last, "option ", option,
-                " must be an integer from 0 to ", last, ", got ", value);
+                      " must be an integer from 0 to ", last, ", got ", value);
     return static_cast<int>(value);
   };
   remember_ratio_();  // that of before, for checkpoints that were made while both rates were 0

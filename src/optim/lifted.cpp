@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <cmath>
 #include <typeinfo>
 #include <unordered_map>
+#include <utility>
 
 namespace ddc {
 
@@ -21,6 +23,13 @@ bool share_memory(const at::Tensor& a, const at::Tensor& b) {
   if (a_begin == b_begin) return true;
   return a.is_non_overlapping_and_dense() && b.is_non_overlapping_and_dense() &&
          a_begin < b_begin + b.nbytes() && b_begin < a_begin + a.nbytes();
+}
+
+/// Without a tensor of the gradient's size. The extremes of what has a NaN are NaN.
+bool is_finite(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return true;
+  const auto [least, most] = at::aminmax(tensor);
+  return std::isfinite(least.item<double>()) && std::isfinite(most.item<double>());
 }
 
 }  // namespace
@@ -148,7 +157,7 @@ std::vector<bool> LiftedOptimizer::check_gradients() const {
                 "' is sparse; only dense gradients are supported");
     TORCH_CHECK(gradient.sizes() == tensor.tensor.sizes(), "the gradient of '", tensor.name,
                 "' has shape ", gradient.sizes(), ", the parameter ", tensor.tensor.sizes());
-    TORCH_CHECK(gradient.isfinite().all().item<bool>(), "the gradient of '", tensor.name,
+    TORCH_CHECK(is_finite(gradient), "the gradient of '", tensor.name,
                 "' has NaN or Inf entries; the step was not made and nothing was changed");
   }
   return has_gradient;
@@ -169,16 +178,19 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
     frame_.project_gradients_(chart);
     std::vector<at::Tensor> steps(tensors.size());
     for (const size_t t : component.tensors) {
+      const auto gradient = std::exchange(chart.g[t], {});
       if (!has_gradient[t] || chart.passive[t]) continue;
       auto& state = state_of(tensors[t].tensor);
       ++state.step;
-      steps[t] = rule(chart.g[t], view_of(t), state, options_of(tensors[t].param_group));
+      steps[t] = rule(gradient, view_of(t), state, options_of(tensors[t].param_group));
     }
     frame_.project_steps_(chart, steps);
-    frame_.advance_(chart, steps, settings);
+    frame_.advance_(chart, std::move(steps), settings);
     frame_.rebalance_(chart, settings);
+    const auto turns = frame_.follow_(chart, follows_frames());
     frame_.lift_(chart);
-    for (const auto& [gauge, basis] : frame_.follow_(chart, follows_frames())) {
+    frame_.turn_(turns);
+    for (const auto& [gauge, basis] : turns) {
       for (const auto& leg : frame_.plan().gauges[gauge].legs) {
         const auto found = state_.find(tensors[leg.tensor].tensor.unsafeGetTensorImpl());
         if (found == state_.end()) continue;

@@ -69,12 +69,12 @@ std::unique_ptr<torch::optim::OptimizerOptions> MuonOptions::clone() const {
 void MuonOptions::validate() const {
   const auto non_negative = [](const char* option, double value) {
     TORCH_CHECK_VALUE(std::isfinite(value) && value >= 0, "option ", option,
-                " must be finite and >= 0, got ", value);
+                      " must be finite and >= 0, got ", value);
   };
   non_negative("lr", lr());
   non_negative("weight_decay", weight_decay());
   TORCH_CHECK_VALUE(momentum() >= 0 && momentum() < 1, "option momentum must be in [0, 1), got ",
-              momentum());
+                    momentum());
 }
 
 void MuonOptions::serialize(OutputArchive& archive) const {

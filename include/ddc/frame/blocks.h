@@ -33,18 +33,31 @@ void bind_frame_(const GaugePlan& gauge, const Tensors& x, GaugeState& state);
 /// Turns frames, and `x` in them, so that the Gram matrix is diagonal.
 void align_frame_(const GaugePlan& gauge, GaugeState& state, Tensors& x);
 
-/// x -> X and gradients -> dL/dX on all legs, in place.
+/// What one leg's tensor contributes to it.
+at::Tensor leg_gram(const BoundLeg& leg, const at::Tensor& x);
+
+/// x -> X on one leg, and on all; gradients -> dL/dX on all legs; in place.
+void enter_frame_(const GaugePlan& gauge, size_t leg, const GaugeState& state, at::Tensor& x);
 void enter_frame_(const GaugePlan& gauge, const GaugeState& state, Tensors& x);
 void pull_back_(const GaugePlan& gauge, const GaugeState& state, Tensors& gradients);
 /// X -> x on one leg.
+void leave_frame_(const BoundLeg& leg, const GaugeState& state, at::Tensor& x);
 at::Tensor leave_frame(const BoundLeg& leg, const GaugeState& state, const at::Tensor& x);
 
-/// What a step needs to know of a gauge's orbit at X.
-Chart::Orbit orbit_at(const GaugePlan& gauge, const Tensors& x);
-/// Takes out of `vectors` (in place) what points along the orbit. Returns the largest entry of the
-/// rotation that was taken out.
-double project_orbit_(const GaugePlan& gauge, const Chart::Orbit& orbit, const Tensors& x,
-                      Tensors& vectors);
+/// What a step needs to know of a gauge's orbit at X: the Lyapunov operator A -> M A + A M of the
+/// Gram matrix M of X, as the eigenvectors of M (undefined where it is a multiple of the identity)
+/// and the sums of pairs of eigenvalues, infinite where they do not fix an angle.
+struct Orbit {
+  at::Tensor eigenvectors;
+  at::Tensor denominator;
+};
+Orbit orbit_at(const GaugePlan& gauge, const at::Tensor& gram);
+/// What a leg's tensor contributes to D X^T - X D^T for a vector D, [blocks, block, block].
+at::Tensor orbit_moment(const BoundLeg& leg, const at::Tensor& vector, const at::Tensor& x);
+/// The skew matrices A for which A X has this moment: the rotation that points along the orbit.
+at::Tensor orbit_angle(const Orbit& orbit, const at::Tensor& moment);
+/// A X on the leg's tensor, zero where the gauge does not act.
+at::Tensor along_orbit(const BoundLeg& leg, const at::Tensor& angle, const at::Tensor& x);
 
 /// Moves X along the orbit of a linear gauge until both Gram matrices are equal (relative to the place
 /// where the block was bound). `now` is X in the units it will be lifted in; `x` is what is moved.
@@ -53,9 +66,9 @@ double rebalance_linear_(const GaugePlan& gauge, const Tensors& now, GaugeState&
 /// Turns the stepped X to where it fits the X before the step best.
 void procrustes_(const GaugePlan& gauge, const Tensors& before, Tensors& x);
 
-/// Gives a frame to blocks that had none because they were zero, and lets body frames follow the
-/// weights (if `follow`): per block the orthogonal matrix R by which coordinates change, X -> R^T X.
-/// Undefined if nothing was changed.
+/// How to turn the frames of blocks that had none because they were zero, and (if `follow`) body frames
+/// that follow the weights: per block the orthogonal matrix R by which coordinates change, X -> R^T X,
+/// and the frame, F -> F R. Undefined if nothing changes.
 at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, GaugeState& state);
 
 /// log S per block, see gauge.h; NaN where a side is not of full rank.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "ddc/frame/plan.h"
+#include "ddc/frame/squares.h"
 
 namespace ddc {
 
@@ -54,32 +55,37 @@ struct GaugeState {
 
 /// One component's weights and gradients in invariant coordinates, during one step.
 ///
-/// Vectors are indexed as in the plan (by tensor, gauge, node); entries outside the component, and
-/// of tensors without a gradient, stay empty.
+/// A rotation of the residual stream makes a whole model one component. So nothing of the size of a
+/// tensor is kept longer than it is needed: before the step, coordinates are computed from the weights
+/// where they are wanted (Frame::coordinates_of); gradients turn into steps one by one, steps into
+/// stepped coordinates, and these into weights.
+///
+/// Vectors are indexed as in the plan (by tensor, gauge, drain, node); entries outside the
+/// component, and of tensors without a gradient, stay empty.
 struct Chart {
   const Component* component = nullptr;
   /// Per gauge: every leg has a gradient in this step. Otherwise its units are used and nothing of
   /// it is moved: the orbit of a tensor that is not being trained is not ours to move along.
   std::vector<bool> active;
-  /// float64 (the parameter itself where no gauge acts).
+  /// The stepped coordinates, float64 (the parameter itself where no gauge acts). Freed tensor by
+  /// tensor as they are lifted.
   std::vector<at::Tensor> x;
-  /// Gradient with respect to x.
+  /// Gradient with respect to x. Freed once the base rule has seen it.
   std::vector<at::Tensor> g;
+  /// Per tensor.
+  std::vector<bool> has_gradient;
   /// Per shift gauge: the mean that was subtracted from the weights.
   std::vector<at::Tensor> shift;
+  /// Per drain: what was read of its source. Per tensor that drains fill: the weights, filled.
+  std::vector<at::Tensor> emptied;
+  std::vector<at::Tensor> filled;
   /// Per gauge: derivative of the loss along the orbit, and the sum of its absolute terms.
   std::vector<at::Tensor> charge;
   std::vector<at::Tensor> charge_scale;
-  /// Per tensor: squares of x in float64, kept up to date while re-balancing.
-  std::vector<at::Tensor> squares;
-  /// Per gauge that mixes channels: the Lyapunov operator A -> M A + A M of the Gram matrix M of X, as
-  /// the eigenvectors of M (undefined where it is a multiple of the identity) and the sums of pairs
-  /// of eigenvalues, infinite where they do not fix an angle.
-  struct Orbit {
-    at::Tensor eigenvectors;
-    at::Tensor denominator;
-  };
-  std::vector<Orbit> orbits;
+  /// Per tensor: squares of x, kept up to date while re-balancing.
+  std::vector<AxisSquares> squares;
+  /// Per gauge that mixes channels: the rotation that the steps contain, to be taken out of them.
+  std::vector<at::Tensor> angles;
   /// Per tensor: takes no step of its own, because weights read through it and take them instead.
   std::vector<bool> passive;
   /// Per drain of the plan: made in this step.

@@ -32,32 +32,37 @@ class Frame {
   /// A further tensor on which no gauge acts.
   void add(const GroupedParameter& parameter);
 
-  /// Coordinates and gradients of one component. `has_gradient` is indexed by tensor.
+  /// Gradients of one component, and what coordinates are computed with. `has_gradient` is indexed
+  /// by tensor.
   Chart open(const Component& component, const std::vector<bool>& has_gradient,
              const std::vector<StepSettings>& settings) const;
+  /// X of one tensor, as long as the weights are those that were opened.
+  at::Tensor coordinates_of(const Chart& chart, size_t tensor) const;
 
-  /// Takes out of gradients, and of the steps that a base rule made of them, what points along an orbit
-  /// or a radius; in place, indexed by tensor.
+  /// Takes out of gradients, and of the steps that a base rule made of them, what points along an
+  /// orbit or a radius; in place, indexed by tensor. (What a rotation makes of a step is found
+  /// here, and taken out in `advance_`.)
   void project_gradients_(Chart& chart) const;
   void project_steps_(Chart& chart, Tensors& steps) const;
 
-  /// x <- decay(x) + step. Decoupled weight decay acts here, once, on the coordinates; the joint
-  /// scales of polar coordinates have their own.
-  void advance_(Chart& chart, const Tensors& steps,
-                const std::vector<StepSettings>& settings) const;
+  /// x = decay(X) + step; each step is freed. Decoupled weight decay acts here, once, on the
+  /// coordinates; the joint scales of polar coordinates have their own.
+  void advance_(Chart& chart, Tensors steps, const std::vector<StepSettings>& settings) const;
 
   void rebalance_(Chart& chart, const std::vector<StepSettings>& settings);
-  void lift_(const Chart& chart);
 
-  /// A frame that was computed again after a step: coordinates of the gauge's legs are turned by the
+  /// A frame that is to be turned after a step: coordinates of the gauge's legs become those times the
   /// transposed of `basis`, per block.
   struct Turn {
     size_t gauge;
     at::Tensor basis;
   };
-  /// Lets the body frames follow the weights, unless `follow` is false: then a frame is only computed
+  /// How the body frames follow the weights, unless `follow` is false: then a frame is only computed
   /// where there was none. What a base rule remembers in coordinates has to turn with them.
   std::vector<Turn> follow_(const Chart& chart, bool follow);
+  /// Writes the weights, tensor by tensor. Uses up the chart's coordinates.
+  void lift_(Chart& chart);
+  void turn_(const std::vector<Turn>& turns);
 
   /// The gauge coordinate as measured on the weights now: r per channel, a shift's mean, log S per
   /// block of a linear gauge; empty for a rotation. NaN in a degenerate stratum.
@@ -75,24 +80,31 @@ class Frame {
   /// A shift of several tensors is not orthogonal to one along another axis of one of them. What one
   /// puts back of the other is subtracted until nothing is left.
   void subtract_overlaps_(const Component& component, Tensors& shifts, Tensors& x) const;
-  /// Weights with their offsets, drained and centred; `shifts` gets what was subtracted, by gauge, and
-  /// `emptied` what was read of each drain's source.
-  Tensors centred(const Component& component, const std::vector<bool>& drained, Tensors& shifts,
-                  Tensors& emptied) const;
+  /// An empty chart in which all drains are to be made.
+  Chart chart_of(const Component& component) const;
+  /// Weights with their offsets, drained and centred; what that took is noted in the chart.
+  Tensors centre_(Chart& chart) const;
+  /// The same of one tensor, from the notes; centred by the gauges before `until` only.
+  at::Tensor centred(const Chart& chart, size_t tensor, size_t until) const;
+  /// Notes all that coordinates are computed with, but for polar factors.
+  void open_weights_(Chart& chart) const;
   /// x in scale units, and seen through gains.
   at::Tensor in_units(const Tensors& x, size_t tensor) const;
-  /// Weights of the component in coordinates, before polar factors.
-  Tensors coordinates(const Component& component, const std::vector<bool>& drained, Tensors& shifts,
-                      Tensors& emptied) const;
-  void find_active_(Chart& chart, const std::vector<bool>& has_gradient) const;
-  void open_gradients_(Chart& chart, const std::vector<bool>& has_gradient, const Tensors& emptied,
-                       const std::vector<StepSettings>& settings) const;
+  void find_active_(Chart& chart) const;
+  void open_gradients_(Chart& chart, const std::vector<StepSettings>& settings) const;
   void project_shifts_(Chart& chart, Tensors& vectors, bool ignore_rounding) const;
-  void project_orbits_(Chart& chart, Tensors& vectors) const;
+  /// Finds the chart's angles. `take_out_` subtracts from a step what they make of its tensor.
+  void find_angles_(Chart& chart, const Tensors& steps) const;
+  void take_out_(const Chart& chart, size_t tensor, const at::Tensor& x, at::Tensor& step) const;
   void sweep_(Chart& chart, const std::vector<size_t>& gauges);
   void measure_charges_(Chart& chart) const;
   /// Lets channels leave and enter degenerate strata, on the squares of the stepped coordinates.
   void update_binding_(const Chart& chart, size_t gauge);
+  /// The weights of one tensor, but for shifts and drains. Takes the coordinates out of the chart.
+  at::Tensor out_of_units_(Chart& chart, size_t tensor) const;
+  /// Adds the shifts of the gauges `from` on to lifted weights. `unshifted`: the gains.
+  void add_shifts_(const Chart& chart, const Tensors& unshifted, size_t from, size_t tensor,
+                   at::Tensor& x) const;
   void move_vertical_(const Chart& chart, size_t gauge, const StepSettings& settings);
   const StepSettings& settings_of(size_t gauge, const std::vector<StepSettings>& settings) const;
 

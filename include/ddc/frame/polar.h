@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "ddc/frame/chart.h"
@@ -14,11 +15,18 @@
 
 namespace ddc {
 
-/// Divides x by the nodes' norms (and multiplies g), where nodes are live, and measures charges.
-void open_polar_(const Plan& plan, const std::vector<GaugeState>& states, Chart& chart);
+/// Coordinates of a tensor: Frame::coordinates_of.
+using CoordinatesOf = std::function<at::Tensor(size_t tensor)>;
+
+/// Notes the nodes' norms, multiplies g by them where nodes are live, and measures charges.
+void open_polar_(const Plan& plan, const std::vector<GaugeState>& states, const CoordinatesOf& x,
+                 Chart& chart);
+/// Divides x by the norms of the tensor's nodes, once they are noted.
+void enter_polar_(const Plan& plan, const Chart& chart, size_t tensor, at::Tensor& x);
 
 /// Removes the radial part of vectors (gradients or steps) in place.
-void project_polar_(const Plan& plan, const Chart& chart, std::vector<at::Tensor>& vectors);
+void project_polar_(const Plan& plan, const Chart& chart, const CoordinatesOf& x,
+                    std::vector<at::Tensor>& vectors);
 
 /// 1 on entries whose norm belongs to no live node, 0 on the others; broadcastable. Undefined if
 /// the tensor is in no node.

@@ -4,6 +4,7 @@
 
 #include "ddc/frame/chart.h"
 #include "ddc/frame/plan.h"
+#include "ddc/frame/squares.h"
 
 // Sections of scale gauges: per channel one number, computed from the squared entries of the
 // tensors a gauge acts on, that moves by a fixed weight times log c along the orbit. Fixing it
@@ -14,8 +15,8 @@
 
 namespace ddc {
 
-/// `squares` is indexed by tensor and holds float64 squares of coordinates.
-using Squares = std::vector<at::Tensor>;
+/// Squares of coordinates, indexed by tensor.
+using Squares = std::vector<AxisSquares>;
 
 struct SectionValue {
   at::Tensor value;

@@ -72,8 +72,8 @@ class LiftedRuleOptions : public LiftedOptions {
       TORCH_CHECK_VALUE(std::isfinite(value), "option ", option, " must be finite, got ", value);
     }
     TORCH_CHECK_VALUE(get_lr() >= 0, "option lr must be finite and >= 0, got ", get_lr());
-    TORCH_CHECK_VALUE(options_.weight_decay >= 0, "option weight_decay must be finite and >= 0, got ",
-                options_.weight_decay);
+    TORCH_CHECK_VALUE(options_.weight_decay >= 0,
+                      "option weight_decay must be finite and >= 0, got ", options_.weight_decay);
     if constexpr (requires { Rule::validate(options_.settings); }) {
       Rule::validate(options_.settings);
     }

@@ -17,8 +17,10 @@ at::Tensor adam(const at::Tensor& gradient, int64_t step, AdamMoments& moments,
   const double correction2 = 1 - std::pow(settings.beta2, t);
   moments.exp_avg.mul_(settings.beta1).add_(gradient, 1 - settings.beta1);
   moments.exp_avg_sq.mul_(settings.beta2).addcmul_(gradient, gradient, 1 - settings.beta2);
-  auto denominator = (moments.exp_avg_sq.sqrt() / std::sqrt(correction2)).add_(settings.eps);
-  return (moments.exp_avg * -(settings.lr / correction1)).div_(denominator);
+  // All in one tensor: what a step takes of memory is at most the largest parameter.
+  auto result = moments.exp_avg_sq.sqrt().div_(std::sqrt(correction2)).add_(settings.eps);
+  return at::addcdiv_out(result, at::zeros({}, result.options()), moments.exp_avg, result,
+                         -(settings.lr / correction1));
 }
 
 namespace {

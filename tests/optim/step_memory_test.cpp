@@ -1,0 +1,81 @@
+// The contract on memory: at its peak a step takes, beyond AdamW's two states, at most the largest single
+// tensor and vectors per channel. Where no gauge acts it is kept. With gauges it is not yet: what is
+// reached is written down here, so that it does not grow. (Bytes are counted, and are the same in every
+// run.)
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iostream>
+#include <ostream>
+
+#include "ddc/testbeds/tally.h"
+#include "ddc/testbeds/zoo.h"
+#include "support/training.h"
+
+namespace ddc::tests {
+namespace {
+
+/// Bytes of a model that is large enough for matrices to count, and what the second step takes.
+struct Measured {
+  double model = 0;
+  double largest = 0;
+  double state = 0;
+  double peak = 0;
+};
+
+Measured measure(const std::string& network, const OptimizerMaker& make, bool with_gauges) {
+  const auto entry = testbeds::zoo_entry(network, {.d_model = 64,
+                                                   .heads = 4,
+                                                   .d_ff = 256,
+                                                   .layers = 3,
+                                                   .sequence = 4,
+                                                   .vocabulary = 128,
+                                                   .batch_size = 2,
+                                                   .norm_eps = 1e-5});
+  const auto params = entry.testbed.init(entry.seed, at::kFloat);
+  Measured result;
+  for (const auto& tensor : params.tensors()) {
+    result.model += static_cast<double>(tensor.nbytes());
+    result.largest = std::max(result.largest, static_cast<double>(tensor.nbytes()));
+  }
+  const auto optimizer =
+      make(params, with_gauges ? entry.testbed.gauges(params) : std::vector<Gauge>{});
+  backward(entry.testbed, params, entry.testbed.batch(0, at::kFloat));
+  result.state = static_cast<double>(testbeds::tally_of([&] { optimizer->step(); })->live());
+  backward(entry.testbed, params, entry.testbed.batch(1, at::kFloat));
+  result.peak = static_cast<double>(testbeds::tally_of([&] { optimizer->step(); })->most());
+  std::cout << network << ": the state is " << result.state / result.model << " models, the peak "
+            << result.peak / result.model << " models or " << result.peak / result.largest
+            << " largest tensors\n";
+  return result;
+}
+
+OptimizerMaker muon() { return testbeds::ddc_muon(DDCMuonOptions(1e-2)); }
+
+/// A few numbers: what a gradient's check finds, factors.
+constexpr double kScalars = 64;
+
+TEST(StepMemory, WithoutGaugesIsOneTensor) {
+  const auto adam = measure("rms_swiglu_rope", ddc_adam(), /*with_gauges=*/false);
+  EXPECT_LE(adam.state, 2 * adam.model + kScalars);
+  EXPECT_LE(adam.peak, adam.largest + kScalars);
+  // Muon remembers one tensor per matrix; the polar factor may use what is left of the second.
+  const auto polar = measure("rms_swiglu_rope", muon(), /*with_gauges=*/false);
+  EXPECT_LE(polar.state + polar.peak, 2 * polar.model + polar.largest);
+}
+
+TEST(StepMemory, WithAllGaugesIsThatOfStepsInFloat64) {
+  // A rotation of the residual stream ties all tensors together. What there is of all of them at once
+  // is the stepped coordinates in float64, two models; the rest is work on single tensors.
+  for (const auto* network : {"rms_swiglu_rope", "ln_relu"}) {
+    for (const auto& make : {ddc_adam(), muon()}) {
+      const auto measured = measure(network, make, /*with_gauges=*/true);
+      EXPECT_LE(measured.state, 2.1 * measured.model) << network;
+      EXPECT_LE(measured.peak, 2 * measured.model + 7 * measured.largest) << network;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ddc::tests
