@@ -23,7 +23,7 @@ python: wheel  ## install the Python package into .venv
 
 test: build python  ## run all tests
 	ctest --preset release
-	$(PYTHON) -m pytest tests/python
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile tests/python
 
 demo: build/release/build.ninja  ## show the symmetries of a network, and two copies of one that stay the same function
 	cmake --build --preset release -j $(JOBS) --target ddc_cli same_function_twice

@@ -73,12 +73,10 @@ fi
 
 stamp=.venv/.requirements.sha256
 unfinished=.venv/.unfinished
-wanted=$(cat requirements.txt requirements-no-deps.txt | sha256sum)
+wanted=$(cat requirements*.txt | sha256sum)
 
-install_lint_packages() {
-  [ ${#lint_packages[@]} -eq 0 ] ||
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "${lint_packages[@]}"
-}
+install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+install_lint_packages() { [ ${#lint_packages[@]} -eq 0 ] || install "${lint_packages[@]}"; }
 
 if [ -x .venv/bin/python ] && [ ! -e $unfinished ] && [ "$(cat $stamp 2>/dev/null)" = "$wanted" ]
 then
@@ -96,8 +94,10 @@ if [ ! -x .venv/bin/python ] || [ -e $unfinished ]; then
 fi
 touch $unfinished
 rm -f $stamp
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-no-deps.txt
+install -r requirements.txt
+install --no-deps -r requirements-no-deps.txt
+rm -rf .venv/timm
+install --no-deps --target .venv/timm -r requirements-timm.txt
 .venv/bin/python -c 'import hypothesis, numpy, pytest, safetensors, scikit_build_core, torch'
 echo "$wanted" >$stamp
 rm $unfinished

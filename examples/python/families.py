@@ -21,9 +21,7 @@ from torch import Tensor, nn
 
 import ddc
 from ddc._precision import Float64
-from timm_on_cpu import import_timm, mend_torchvision
-
-mend_torchvision()
+from timm_on_cpu import import_timm
 
 STEPS = 20
 

@@ -3,41 +3,33 @@
 from __future__ import annotations
 
 import functools
+import sys
+from pathlib import Path
 from types import ModuleType
 
 import torch
 
+# The declarations live as long as this does.
+_LIBRARIES: list[torch.library.Library] = []
+
 
 @functools.cache
-def mend_torchvision() -> torch.library.Library | None:
-    """Make a torchvision importable whose compiled part belongs to another torch.
+def import_timm() -> ModuleType:
+    """Import timm, with the Python part of torchvision only.
 
-    ``pip install --no-deps torchvision==0.28.0 timm`` (and ``pillow``) brings one. It goes on without
-    its compiled part, but for two operators that it describes to ``torch.compile`` without asking
-    whether they are there. They are declared here; calling them remains an error.
-
-    To be called before anything imports torchvision. `transformers` does where it finds one.
-
-    Returns
-    -------
-    torch.library.Library or None
-        The declarations, which live as long as it does; None where there is nothing to mend.
+    ``requirements-timm.txt`` brings both, into a folder of their own: whoever finds this torchvision
+    imports it, and fails, since its compiled part belongs to another torch. It would go on without
+    that part, but for two operators that it describes to ``torch.compile`` without asking whether
+    they are there. They are declared here; calling them remains an error.
     """
+    sys.path.append(str(Path(sys.prefix) / "timm"))
     try:
         import torchvision  # noqa: F401
-    except ImportError:
-        return None
     except RuntimeError:
         library = torch.library.Library("torchvision", "DEF")
         for name in ("nms", "qnms"):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        return library
-    return None
-
-
-def import_timm() -> ModuleType:
-    """Import timm, with the Python part of torchvision only."""
-    mend_torchvision()
+        _LIBRARIES.append(library)
     import timm
 
     return timm
