@@ -15,6 +15,7 @@
 #include "ddc/discover/gate.h"
 #include "ddc/discover/reasons.h"
 #include "ddc/frame/plan.h"
+#include "gauge/leg_maps.h"
 #include "labels.h"
 #include "search.h"
 
@@ -316,6 +317,25 @@ void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOpti
   }
 }
 
+/// At the weights as they are a gain may have entries that are zero. What acts through them is a
+/// symmetry wherever they are not; here there is no finite element of it but the neutral one.
+void leave_out_dead_gains(const Parameters& params, SymmetryGroup& group) {
+  std::erase_if(group.findings, [&](const Finding& found) {
+    for (const auto& leg : found.gauge.legs) {
+      if (leg.through.gain.empty()) continue;
+      const auto& gain = params[leg.through.gain];
+      const auto dead = dead_entries(gain.tensor, leg.through.gain_offset);
+      if (dead == 0) continue;
+      std::ostringstream reason;
+      reason << "a symmetry, but left out: " << dead << " entries of the gain '" << gain.name
+             << "' are zero, or as good as";
+      group.refusals.push_back(refusal(found.gauge, found.residual, reason.str()));
+      return true;
+    }
+    return false;
+  });
+}
+
 }  // namespace
 
 SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
@@ -328,6 +348,7 @@ SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
   const auto moving = trainable(params, group.notes);
   check_loss(moving, evaluate);
   find(moving, evaluate, options, report, group);
+  leave_out_dead_gains(moving, group);
   if (options.engagement_steps > 0 && !group.findings.empty()) {
     report("engagement");
     const auto moved =

@@ -365,9 +365,9 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
         tensor.through = through;
         bound.gain = through.gain;
         auto& gain = plan.tensors[through.gain];
-        TORCH_CHECK((gain.tensor + leg.through.gain_offset).ne(0).all().item<bool>(), "gauge '",
-                    gauge.name, "' acts through the gain '", gain.name,
-                    "', which has entries that are zero");
+        const auto dead = dead_entries(gain.tensor, leg.through.gain_offset);
+        TORCH_CHECK(dead == 0, "gauge '", gauge.name, "' acts through the gain '", gain.name,
+                    "', of which ", dead, " entries are zero, or as good as beside the largest");
         const auto [gain_known, gain_first] = offset_from.emplace(gain.name, gauge.name);
         TORCH_CHECK(gain_first || gain.offset == leg.through.gain_offset, "gauges '",
                     gain_known->second, "' and '", gauge.name, "' give '", gain.name,

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/ATen.h>
+
 #include "ddc/gauge/block_map.h"
 #include "ddc/gauge/channel_map.h"
 #include "ddc/gauge/gauge.h"
@@ -28,7 +30,15 @@ inline at::Tensor without_axes(at::Tensor tensor, int64_t more) {
   return tensor;
 }
 
-/// The same in blocks, of a gauge that mixes channels.
+/// How many entries of a gain weights cannot be seen through, because they are zero or, beside the
+/// largest, as good as: to change what is seen, weights behind them would have to change a million times
+/// as much as others. (Pretrained norms have such channels.)
+inline int64_t dead_entries(const at::Tensor& gain, double offset) {
+  const auto size = (gain.detach().to(at::kDouble) + offset).abs();
+  return (size <= size.max() * 1e-6).sum().item<int64_t>();
+}
+
+/// The channels of a leg in blocks, of a gauge that mixes channels.
 inline BlockMap block_map_of(const Gauge& gauge, const Leg& leg, const at::Tensor& tensor) {
   return BlockMap(leg.channel_of, gauge.channels, gauge.block, leg.axis, tensor.sizes(),
                   tensor.device());

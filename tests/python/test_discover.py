@@ -267,3 +267,21 @@ def test_the_examples_in_docstrings_run():
     results = doctest.testmod(discovery, extraglobs={"ddc": ddc, "torch": torch})
     assert results.attempted > 0
     assert results.failed == 0
+
+
+@pytest.mark.parametrize("dead", [0.0, 5e-33, 1e-9])
+def test_what_acts_through_a_gain_that_is_as_good_as_zero_is_left_out(dead):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Linear(6, 4)).double()
+    assert "norm kernel shift" in kinds(ddc.discover(model, loss))
+    model[1].weight.data[2] = dead
+    group = ddc.discover(model, loss)
+    assert "norm kernel shift" not in kinds(group)
+    reasons = {refusal.kind: refusal.reason for refusal in group.refusals}
+    assert "1 entries of the gain '1.weight' are zero" in reasons["norm kernel shift"]
+    ddc.DDCAdam(model.named_parameters(), group)
+    moved = group.random_element(0).apply_(copy.deepcopy(model))
+    assert max(parameter.abs().max() for parameter in moved.parameters()) < 1e3
+    inputs = torch.randn(7, 3, dtype=torch.float64)
+    before, after = (F.log_softmax(m(inputs), -1) for m in (model, moved))
+    torch.testing.assert_close(before, after, rtol=1e-12, atol=1e-12)
