@@ -15,13 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import ddc
 import torch
 import transformers
-from torch import Tensor, nn
-
-import ddc
 from ddc._precision import Float64
 from timm_on_cpu import import_timm
+from torch import Tensor, nn
 
 STEPS = 20
 
@@ -400,7 +399,8 @@ def difference_of_copies(
     group.random_element(seed=1, size=0.5).apply_(second)
     runs = [train(each, loss, optimizer(each)) for each in (first, second)]
     return max(
-        ((mine - other).abs().max() / mine.abs().max()).item() for mine, other in zip(*runs)
+        ((mine - other).abs().max() / mine.abs().max()).item()
+        for mine, other in zip(*runs, strict=True)
     )
 
 

@@ -4,7 +4,9 @@ import statistics
 import subprocess
 import sys
 
-CODE = "import time; import torch; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
+CODE = (
+    "import time; import torch; start = time.perf_counter(); {}; print(time.perf_counter() - start)"
+)
 
 
 def seconds(statement: str) -> float:

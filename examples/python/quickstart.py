@@ -5,11 +5,10 @@ Run: python examples/python/quickstart.py
 
 import copy
 
+import ddc
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-import ddc
 
 
 class Block(nn.Module):

@@ -17,7 +17,8 @@ import ddc
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m ddc", description="Symmetries of networks, and optimizers that respect them."
+        prog="python -m ddc",
+        description="Symmetries of networks, and optimizers that respect them.",
     )
     parser.add_argument("--version", action="version", version=ddc.__version__)
     commands = parser.add_subparsers(dest="command", required=True)

@@ -7,12 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+import ddc
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-import ddc
 
 BATCH = 32
 STEPS = 20

@@ -6,11 +6,10 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ddc
 import pytest
 import torch
 from torch import Tensor, nn
-
-import ddc
 
 
 def network(dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Sequential:

@@ -5,10 +5,9 @@ import subprocess
 import sys
 
 import pytest
-
 from ddc.__main__ import main
 
-MODELS = '''
+MODELS = """
 import torch
 
 def mlp():
@@ -26,7 +25,7 @@ def detached():
     return torch.nn.Linear(2, 2), lambda model: torch.zeros(())
 
 number = 3
-'''
+"""
 
 
 @pytest.fixture

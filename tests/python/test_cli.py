@@ -89,7 +89,7 @@ def test_the_table_has_a_line_per_gauge(group):
     lines = audit("mlp").splitlines()
     assert lines[0].startswith("mlp, float64: 756 parameters in 8 tensors")
     header = next(i for i, line in enumerate(lines) if line.startswith("gauge "))
-    for finding, line in zip(group["findings"], lines[header + 1 :]):
+    for finding, line in zip(group["findings"], lines[header + 1 : header + 4], strict=True):
         assert line.startswith(finding["gauge"]["name"] + " ")
         assert line.endswith("verified")
     assert "all together: 3 gauges of dimension 48" in lines[header + 4]
@@ -107,10 +107,10 @@ def test_json_holds_the_rescaling_of_each_hidden_layer(group):
         found.add(frozenset((leg["tensor"], leg["axis"], sign * leg["exponent"]) for leg in legs))
     into = [{(f"layers.{k}.weight", 0, 1), (f"layers.{k}.bias", 0, 1)} for k in range(3)]
     out_of = [{(f"layers.{k + 1}.weight", 1, -1)} for k in range(3)]
-    expected = [frozenset(a | b) for a, b in zip(into, out_of)]
+    expected = [frozenset(a | b) for a, b in zip(into, out_of, strict=True)]
     flipped = [frozenset((name, axis, -e) for name, axis, e in legs) for legs in expected]
     assert len(found) == 3
-    assert all(a in found or b in found for a, b in zip(expected, flipped))
+    assert all(a in found or b in found for a, b in zip(expected, flipped, strict=True))
 
 
 def test_completeness_and_engagement_are_measured_as_asked(group):
@@ -131,7 +131,7 @@ def test_out_stores_what_json_prints(tmp_path):
 def test_float32_is_audited_at_its_own_precision(group):
     coarse = json.loads(audit("mlp", "--json", "--dtype", "float32", "--no-completeness"))
     assert len(coarse["findings"]) == 3
-    for fine, other in zip(group["findings"], coarse["findings"]):
+    for fine, other in zip(group["findings"], coarse["findings"], strict=True):
         assert other["tolerance"] > 1e3 * fine["tolerance"]
 
 

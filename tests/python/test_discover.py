@@ -7,13 +7,12 @@ import random
 import threading
 from collections import namedtuple
 
+import ddc
 import numpy
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-import ddc
 
 
 def mlp(dtype=torch.float64):

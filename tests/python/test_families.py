@@ -10,7 +10,6 @@ import torch
 ROOT = pathlib.Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "python"))
 
-pytest.importorskip("transformers")
 import ddc  # noqa: E402
 import families  # noqa: E402
 from ddc._precision import Float64  # noqa: E402

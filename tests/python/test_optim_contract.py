@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import ddc
 import pytest
 import torch
 import torch.distributed as dist
@@ -28,8 +29,6 @@ from optim_support import (
 )
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
-
-import ddc
 
 # ------------------------------------------------------------------------------------------------
 # Param groups
