@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src testbeds cli examples tests python -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel python test demo figures discovery-cost asan coverage format lint clean
+.PHONY: help setup build wheel python test demo figures discovery-cost step-memory families fine-tune asan coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -38,6 +38,16 @@ discovery-cost: build/release/build.ninja  ## print what discovery costs, from 2
 	cmake --build --preset release -j $(JOBS) --target discovery_cost
 	build/release/examples/discovery_cost
 	build/release/examples/discovery_cost --model ln_relu --layers 28
+
+step-memory: build/release/build.ninja  ## print what a step takes of memory, beside AdamW's
+	cmake --build --preset release -j $(JOBS) --target step_memory
+	OMP_NUM_THREADS=1 build/release/examples/step_memory
+
+families: python  ## find the symmetries of transformers' and timm's models, and write docs/families.md
+	$(PYTHON) examples/python/families.py --write docs/families.md
+
+fine-tune: python  ## fine-tune two copies of a pretrained model, and write out/fine_tune.html
+	$(PYTHON) examples/python/fine_tune.py
 
 asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 	cmake --build --preset asan-ubsan -j $(JOBS)

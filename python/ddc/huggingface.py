@@ -41,11 +41,8 @@ def loss_fn(batch: Batch | Sequence[Batch]) -> Loss:
     One batch shows only the tokens that are in it; what is true for these alone may be taken for a
     symmetry. Four batches or more are a safe choice.
 
-    Language models compute their loss in float32, also when they are float64 themselves
-    (``ForCausalLMLoss``, ``ForMaskedLMLoss``). Discovery on a float64 model then has gradients of
-    float32's precision, and may overlook some gauge. Use a loss of your own there, such as
-    ``lambda model: cross_entropy(model(ids).logits.flatten(0, 1), labels.flatten())``. Losses of
-    classifiers keep the type of the logits.
+    Language models compute their loss (and some their norms) in float32, also when they are float64
+    themselves. Discovery looks at float64 models in float64 throughout; training does not.
 
     Examples
     --------
@@ -62,9 +59,11 @@ def loss_fn(batch: Batch | Sequence[Batch]) -> Loss:
             )
 
     def loss(model: nn.Module) -> Tensor:
-        drawn = batches[torch.randint(len(batches), ()).item() if len(batches) > 1 else 0]
+        drawn = batches[int(torch.randint(len(batches), ())) if len(batches) > 1 else 0]
         device = next(model.parameters()).device
-        value = model(**{name: tensor.to(device) for name, tensor in drawn.items()}).loss
+        value: Tensor | None = model(
+            **{name: tensor.to(device) for name, tensor in drawn.items()}
+        ).loss
         if value is None:
             raise ValueError(
                 f"the model computed no loss from {', '.join(drawn)}: the batch needs labels"
@@ -118,7 +117,7 @@ def optimizer(model: nn.Module, args: Any, group: SymmetryGroup | None, **option
             stacklevel=2,
         )
     # A method of the Trainer that uses nothing of it but the rule for names.
-    decayed = set(Trainer.get_decay_parameter_names(None, model))
+    decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
     groups: list[dict[str, Any]] = [
         {"params": [], "weight_decay": options.pop("weight_decay", args.weight_decay)},
         {"params": [], "weight_decay": 0.0},
