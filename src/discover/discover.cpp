@@ -324,7 +324,7 @@ void leave_out_dead_gains(const Parameters& params, SymmetryGroup& group) {
     for (const auto& leg : found.gauge.legs) {
       if (leg.through.gain.empty()) continue;
       const auto& gain = params[leg.through.gain];
-      const auto dead = dead_entries(gain.tensor, leg.through.gain_offset);
+      const auto dead = dead_entries(gain.tensor, leg.through.gain_offset).sum().item<int64_t>();
       if (dead == 0) continue;
       std::ostringstream reason;
       reason << "a symmetry, but left out: " << dead << " entries of the gain '" << gain.name
@@ -334,6 +334,47 @@ void leave_out_dead_gains(const Parameters& params, SymmetryGroup& group) {
     }
     return false;
   });
+}
+
+/// The gauge without some of its channels.
+Gauge without_channels(Gauge gauge, const std::vector<bool>& dropped) {
+  std::vector<int64_t> renumbered;
+  int64_t kept = 0;
+  for (const bool drop : dropped) renumbered.push_back(drop ? -1 : kept++);
+  for (auto& leg : gauge.legs) {
+    if (leg.channel_of.empty()) {
+      leg.channel_of = renumbered;
+    } else {
+      for (auto& channel : leg.channel_of) channel = channel < 0 ? -1 : renumbered[channel];
+    }
+  }
+  gauge.channels = kept;
+  return gauge;
+}
+
+/// A channel whose gain is as good as zero beside its shift is hardly seen by what reads it, and rounding
+/// errors of the shift would drown that. It does not scale; one that is zero will once it is not.
+void leave_out_dead_channels(const Parameters& params, SymmetryGroup& group) {
+  for (auto& found : group.findings) {
+    const auto& first = found.gauge.legs.front();
+    if (found.gauge.kind != "norm scale" || params[first.tensor].tensor.dim() != 1) continue;
+    const auto gain = params[first.tensor].tensor.detach() + first.offset;
+    const auto dead = dead_entries(gain, 0) & gain.ne(0);
+    std::vector<bool> dropped(found.gauge.channels, false);
+    for (int64_t i = 0; i < dead.size(0); ++i) {
+      const int64_t channel = first.channel_of.empty() ? i : first.channel_of[i];
+      if (channel >= 0 && dead[i].item<bool>()) dropped[channel] = true;
+    }
+    const auto count = std::count(dropped.begin(), dropped.end(), true);
+    if (count == 0) continue;
+    found.gauge = without_channels(found.gauge, dropped);
+    found.group = group_name(found.gauge, params);
+    found.dimension = dimension(found.gauge, params);
+    std::ostringstream note;
+    note << count << " entries of the gain '" << first.tensor
+         << "' are as good as zero, and are left out of its scale";
+    group.notes.push_back(note.str());
+  }
 }
 
 }  // namespace
@@ -349,6 +390,7 @@ SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
   check_loss(moving, evaluate);
   find(moving, evaluate, options, report, group);
   leave_out_dead_gains(moving, group);
+  leave_out_dead_channels(moving, group);
   if (options.engagement_steps > 0 && !group.findings.empty()) {
     report("engagement");
     const auto moved =

@@ -365,7 +365,7 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
         tensor.through = through;
         bound.gain = through.gain;
         auto& gain = plan.tensors[through.gain];
-        const auto dead = dead_entries(gain.tensor, leg.through.gain_offset);
+        const auto dead = dead_entries(gain.tensor, leg.through.gain_offset).sum().item<int64_t>();
         TORCH_CHECK(dead == 0, "gauge '", gauge.name, "' acts through the gain '", gain.name,
                     "', of which ", dead, " entries are zero, or as good as beside the largest");
         const auto [gain_known, gain_first] = offset_from.emplace(gain.name, gauge.name);

@@ -30,12 +30,12 @@ inline at::Tensor without_axes(at::Tensor tensor, int64_t more) {
   return tensor;
 }
 
-/// How many entries of a gain weights cannot be seen through, because they are zero or, beside the
+/// The entries of a gain that weights cannot be seen through, because they are zero or, beside the
 /// largest, as good as: to change what is seen, weights behind them would have to change a million times
 /// as much as others. (Pretrained norms have such channels.)
-inline int64_t dead_entries(const at::Tensor& gain, double offset) {
+inline at::Tensor dead_entries(const at::Tensor& gain, double offset) {
   const auto size = (gain.detach().to(at::kDouble) + offset).abs();
-  return (size <= size.max() * 1e-6).sum().item<int64_t>();
+  return size <= size.max() * 1e-6;
 }
 
 /// The channels of a leg in blocks, of a gauge that mixes channels.
