@@ -356,7 +356,7 @@ Gauge without_channels(Gauge gauge, const std::vector<bool>& dropped) {
 /// errors of the shift would drown that. It does not scale; one that is zero will once it is not.
 void leave_out_dead_channels(const Parameters& params, SymmetryGroup& group) {
   for (auto& found : group.findings) {
-    const auto& first = found.gauge.legs.front();
+    const Leg first = found.gauge.legs.front();
     if (found.gauge.kind != "norm scale" || params[first.tensor].tensor.dim() != 1) continue;
     const auto gain = params[first.tensor].tensor.detach() + first.offset;
     const auto dead = dead_entries(gain, 0) & gain.ne(0);

@@ -278,6 +278,9 @@ def test_what_acts_through_a_gain_that_is_as_good_as_zero_is_left_out(dead):
     assert "norm kernel shift" not in kinds(group)
     reasons = {refusal.kind: refusal.reason for refusal in group.refusals}
     assert "1 entries of the gain '1.weight' are zero" in reasons["norm kernel shift"]
+    # A channel that is zero is degenerate, and will be bound when it is not.
+    scale = next(gauge for gauge in group.gauges if gauge.kind == "norm scale")
+    assert scale.channels == (6 if dead == 0 else 5)
     ddc.DDCAdam(model.named_parameters(), group)
     moved = group.random_element(0).apply_(copy.deepcopy(model))
     assert max(parameter.abs().max() for parameter in moved.parameters()) < 1e3
