@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,3 +109,11 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b
+
+
+def saved_and_read(state: Any) -> Any:
+    """What a checkpoint gives back."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)

@@ -1,0 +1,300 @@
+"""Copies and checkpoints: state that survives them, and state that is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import ddc
+import pytest
+import torch
+from optim_support import (
+    CASES,
+    every_case,
+    group,
+    grouped_case,
+    network,
+    same,
+    saved_and_read,
+    train,
+    weights,
+)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+@every_case
+def test_a_copy_goes_on_as_the_original(case, how):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    together = (model, optimizer)
+    other, twin = (
+        copy.deepcopy(together) if how == "deepcopy" else pickle.loads(pickle.dumps(together))
+    )
+    train(model, optimizer, range(2, 4))
+    train(other, twin, range(2, 4))
+    assert same(weights(model), weights(other))
+    assert same(twin.state_dict(), optimizer.state_dict())
+    assert repr(twin) == repr(optimizer)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+@every_case
+def test_training_resumes_to_the_bit_and_state_keeps_its_types(case, dtype):
+    model = network(dtype)
+    optimizer = case.make(model)
+    train(model, optimizer, range(3))
+    for entries in optimizer.state.values():
+        for key, value in entries.items():
+            if key in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+                expected = torch.float64 if dtype == torch.float64 else torch.float32
+            elif key.endswith(("step", ".age", ".recomputed")):
+                expected = torch.int64
+            elif key.endswith((".bound", ".known")):
+                expected = torch.bool
+            else:
+                assert key.startswith("gauge.")
+                expected = torch.float64
+            assert value.dtype == expected, key
+    saved = saved_and_read({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    other = network(dtype, seed=7)
+    resumed = case.make(other, lr=0.7)
+    other.load_state_dict(saved["model"])
+    assert resumed.load_state_dict(state_dict=saved["optimizer"]) is None
+    assert same(resumed.state_dict(), optimizer.state_dict())
+    train(model, optimizer, range(3, 6))
+    train(other, resumed, range(3, 6))
+    assert same(weights(model), weights(other))
+    assert same(resumed.state_dict(), optimizer.state_dict())
+
+
+@every_case
+def test_state_before_the_first_step_can_be_loaded(case):
+    model = network()
+    optimizer = case.make(model, lr=0.125)
+    saved = saved_and_read(optimizer.state_dict())
+    other = network()
+    resumed = case.make(other)
+    train(other, resumed, range(2))
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(saved)
+    train(model, optimizer, range(2))
+    train(other, resumed, range(2))
+    assert same(weights(model), weights(other))
+
+
+def test_loaded_options_say_what_state_there_is():
+    """State that Adam left of a matrix goes where Muon would have stepped it otherwise."""
+    model = network()
+    optimizer = ddc.DDCMuon(model.named_parameters(), group(), use_adam=True)
+    train(model, optimizer, range(2))
+    other = copy.deepcopy(model)
+    resumed = ddc.DDCMuon(other.named_parameters(), group())
+    resumed.load_state_dict(saved_and_read(optimizer.state_dict()))
+    train(model, optimizer, range(2, 4))
+    train(other, resumed, range(2, 4))
+    assert same(weights(model), weights(other))
+
+
+@every_case
+def test_state_of_another_precision_is_cast(case):
+    """As torch does, but never below float32."""
+    model = network(torch.float32)
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    for dtype in (torch.float64, torch.bfloat16):
+        other = copy.deepcopy(model).to(dtype)
+        resumed = case.make(other)
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        train(other, resumed, range(2, 3))
+        key = "exp_avg" if case.kind is ddc.DDCAdam else "momentum_buffer"
+        expected = torch.float64 if dtype == torch.float64 else torch.float32
+        assert resumed.state[other[0].weight][key].dtype == expected
+
+
+@every_case
+def test_a_state_dict_of_the_learning_rate_alone_will_do(case):
+    """Options that it does not have are the optimizer's."""
+    model = network()
+    optimizer = case.make(model, weight_decay=0.3)
+    train(model, optimizer, range(2))
+    old = copy.deepcopy(optimizer.state_dict())
+    kept = {"lr", "params", "symmetries"}
+    old["param_groups"] = [{k: g[k] for k in kept} for g in old["param_groups"]]
+    other = copy.deepcopy(model)
+    resumed = case.make(other, weight_decay=0.3)
+    resumed.load_state_dict(old)
+    assert same(resumed.state_dict(), optimizer.state_dict())
+
+
+def of_tensor(key: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
+    """Changes the state of one parameter, the first that has this key, ending so."""
+
+    def damage(state: dict[str, Any]) -> None:
+        for entries in state["state"].values():
+            for name in entries:
+                if name.endswith(key):
+                    entries[name] = change(entries[name])
+                    return
+        raise AssertionError(key)
+
+    return damage
+
+
+def without(key: str) -> Callable[[dict[str, Any]], None]:
+    def damage(state: dict[str, Any]) -> None:
+        for entries in state["state"].values():
+            for name in list(entries):
+                if name.endswith(key):
+                    del entries[name]
+
+    return damage
+
+
+def option(**values: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda state: state["param_groups"][0].update(values)
+
+
+DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "shape": (
+        of_tensor("exp_avg_sq", lambda t: t[:-1]),
+        "'param.*exp_avg_sq' is of type Double and shape",
+    ),
+    "missing": (without("exp_avg"), "has no tensor 'param.*exp_avg'"),
+    "unknown": (lambda s: s["state"][0].update(velocity=torch.ones(3, 4)), "velocity"),
+    "no tensor": (
+        of_tensor("exp_avg_sq", lambda t: "lost"),
+        "exp_avg_sq' of .* must be a tensor, is .*str",
+    ),
+    "negative step": (of_tensor("step", lambda t: torch.tensor(-1)), "step' must be >= 0, is -1"),
+    "step": (
+        of_tensor("step", lambda t: "many"),
+        "step of a parameter must be a number, is 'many'",
+    ),
+    "parameter": (lambda s: s["state"].update({99: {}}), "state of 99, which is in no param group"),
+    "group": (
+        lambda s: s["param_groups"].append(s["param_groups"][0]),
+        "different number of parameter groups",
+    ),
+    "size": (
+        lambda s: s["param_groups"][0]["params"].pop(),
+        "doesn't match the size of optimizer's group",
+    ),
+    "names": (
+        lambda s: s["param_groups"][0]["param_names"].pop(),
+        "has 5 parameters and 4 param_names",
+    ),
+    "lr": (option(lr=-1.0), "option lr must be finite and >= 0, got -1"),
+    "betas": (option(betas=0.9, adam_betas=0.9), "betas must be a pair of numbers, got 0.9"),
+    "symmetries": (
+        option(symmetries="3 gauges of dimension 7, 0123456789ab"),
+        "3 gauges of dimension 7",
+    ),
+}
+GROUP_DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "no symmetries": (
+        option(symmetries=None),
+        "trained with the symmetries None, the optimizer has 4 gauges",
+    ),
+    "gauge shape": (
+        of_tensor(".log_unit", lambda t: t[1:]),
+        "rescale.log_unit' is of type Double and shape",
+    ),
+    "gauge type": (of_tensor(".bound", lambda t: t.double()), "bound' is of type Double"),
+    "gauge missing": (without(".frame"), "has no tensor 'gauge.0.weight:linear.frame'"),
+    "count": (of_tensor(".age", lambda t: t.float()), "age' must be one int64, is Float"),
+    "order": (
+        lambda s: s["param_groups"][0]["param_names"].reverse(),
+        "for the parameter '3.bias' would be loaded for '0.weight'",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "message"),
+    [
+        pytest.param(case, *damage, id=f"{case}-{name}")
+        for case in CASES
+        for name, damage in (DAMAGES | GROUP_DAMAGES if case.grouped else DAMAGES).items()
+    ],
+)
+def test_a_state_dict_that_does_not_fit_is_refused_and_changes_nothing(case, change, message):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    damaged = copy.deepcopy(before)
+    change(damaged)
+    with pytest.raises((ValueError, RuntimeError, TypeError), match=message):
+        optimizer.load_state_dict(damaged)
+    assert same(optimizer.state_dict(), before)
+    other = copy.deepcopy(model)
+    untouched = case.make(other)
+    untouched.load_state_dict(before)
+    train(model, optimizer, range(2, 3))
+    train(other, untouched, range(2, 3))
+    assert same(weights(model), weights(other))
+
+
+@grouped_case
+def test_state_of_other_symmetries_is_refused(case):
+    model = network()
+    ours = case.make(model)
+    train(model, ours, range(1))
+    for other in (case.kind(model.named_parameters()), case.light().make(model)):
+        other.step()
+        with pytest.raises(ValueError, match="trained with the symmetries .*, the optimizer has"):
+            other.load_state_dict(copy.deepcopy(ours.state_dict()))
+        with pytest.raises(ValueError, match="trained with the symmetries .*, the optimizer has"):
+            ours.load_state_dict(copy.deepcopy(other.state_dict()))
+    with pytest.raises(ValueError, match="trained with the symmetries None"):
+        adamw = torch.optim.AdamW(model.parameters())
+        adamw.step()
+        ours.load_state_dict(adamw.state_dict())
+
+
+@every_case
+def test_names_that_wrappers_put_in_a_state_dict_do_no_harm(case):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    names = saved["param_groups"][0]["param_names"]
+    names[:] = [f"module._orig_mod.{name}" for name in names]
+    other = copy.deepcopy(model)
+    resumed = case.make(other)
+    resumed.load_state_dict(saved)
+    other.to(torch.float32).to(torch.float64)  # the core is made anew, by these names
+    model.to(torch.float32).to(torch.float64)
+    train(model, optimizer, range(2, 3))
+    train(other, resumed, range(2, 3))
+    assert same(weights(model), weights(other))
+
+
+@every_case
+def test_clearing_the_state_starts_anew(case):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    other = copy.deepcopy(model)
+    fresh = case.make(other)
+    optimizer.state.clear()
+    train(model, optimizer, range(2, 4))
+    train(other, fresh, range(2, 4))
+    assert same(weights(model), weights(other))
+    assert same(optimizer.state_dict(), fresh.state_dict())
+
+
+@every_case
+def test_weights_may_be_loaded_after_the_optimizer_is_made(case):
+    model, reference = network(), network(seed=5)
+    optimizer = case.make(model)
+    model.load_state_dict(reference.state_dict())
+    fresh = case.make(reference)
+    train(model, optimizer, range(3))
+    train(reference, fresh, range(3))
+    assert same(weights(model), weights(reference))
