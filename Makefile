@@ -1,6 +1,6 @@
 JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
-SOURCES = $(shell find include src testbeds cli examples tests python -name '*.h' -o -name '*.cpp')
+SOURCES = $(shell find include src testbeds experiments cli examples tests python -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build wheel python test demo figures discovery-cost step-memory families fine-tune asan coverage format lint clean
