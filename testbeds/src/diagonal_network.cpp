@@ -38,9 +38,14 @@ Testbed diagonal_network(const DiagonalNetworkOptions& options) {
     return teach(network, teacher, options.samples, options.dimension,
                  generator(options.data_seed, Stream::batch), dtype);
   };
+  bed.full_batch = true;
   set_criterion(bed, mean_squared_error);
   bed.gauges = [](const Parameters& params) {
     return std::vector<Gauge>{diagonal_linear({.u = params["u"], .v = params["v"]})};
+  };
+  bed.observe = [](const Parameters& params) -> Observations {
+    const auto mode = (params["u"].tensor / params["v"].tensor).detach().abs().log();
+    return {{"mode_norm", mode.to(at::kDouble).norm().item<double>()}};
   };
   return bed;
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "draw.h"
+#include "layers.h"
 #include "options.h"
 #include "transformer.h"
 
@@ -13,10 +14,33 @@ namespace ddc::testbeds {
 namespace {
 
 /// [a, b, =] with (a + b) mod p, for pairs numbered a * p + b.
-Batch sums(const at::Tensor& pairs, int64_t modulus) {
-  const auto a = pairs.div(modulus, "floor");
-  const auto b = pairs.remainder(modulus);
-  return {at::stack({a, b, at::full_like(a, modulus)}, 1), (a + b).remainder(modulus)};
+Batch sums(const at::Tensor& pairs, const ModularAdditionOptions& options) {
+  const auto a = pairs.div(options.modulus, "floor");
+  const auto b = pairs.remainder(options.modulus);
+  std::vector<at::Tensor> tokens = {a, b};
+  if (options.equals_sign) tokens.push_back(at::full_like(a, options.modulus));
+  return {at::stack(tokens, 1), (a + b).remainder(options.modulus)};
+}
+
+/// Accuracies, and where the unembedding W [C, d] is along the orbit of the logits' shift: m is the mean
+/// of its rows, C |m|^2 / |W|^2 the share of W that is constant over rows ("The readout row-shift gauge
+/// on the grokking transformer").
+Observations observe(const Testbed& bed, const ModularAdditionSplit& split,
+                     const Parameters& params) {
+  const at::NoGradGuard no_grad;
+  const auto test = bed.outputs(params, split.test.inputs);
+  const auto weight = params["unembedding.weight"].tensor.to(at::kDouble);
+  const double classes = static_cast<double>(weight.size(0));
+  const auto mean = weight.mean(0);
+  const double mode = std::sqrt(classes) * mean.norm().item<double>();
+  const double whole = weight.norm().item<double>();
+  return {
+      {"train_accuracy", accuracy(bed.outputs(params, split.train.inputs), split.train.targets)},
+      {"test_accuracy", accuracy(test, split.test.targets)},
+      {"test_loss", cross_entropy(test, split.test.targets).item<double>()},
+      {"shift_norm", mode},
+      {"shift_fraction", mode * mode / (whole * whole)},
+      {"quotient_norm", (weight - mean).norm().item<double>()}};
 }
 
 }  // namespace
@@ -30,21 +54,22 @@ ModularAdditionSplit modular_addition_split(const ModularAdditionOptions& option
   const int64_t train = std::clamp<int64_t>(
       std::llround(options.train_fraction * static_cast<double>(pairs)), 1, pairs - 1);
   const auto order = at::randperm(pairs, generator(options.split_seed, Stream::split), at::kLong);
-  return {.train = sums(order.narrow(0, 0, train), options.modulus),
-          .test = sums(order.narrow(0, train, pairs - train), options.modulus)};
+  return {.train = sums(order.narrow(0, 0, train), options),
+          .test = sums(order.narrow(0, train, pairs - train), options)};
 }
 
 Testbed modular_addition(const ModularAdditionOptions& options) {
-  const auto train = modular_addition_split(options).train;
+  const auto split = modular_addition_split(options);
+  const auto train = split.train;
   const int64_t pairs = train.inputs.size(0);
   TORCH_CHECK(
       options.batch_size >= 0 && options.batch_size <= pairs,
       "testbed option batch_size must be between 0 (all) and the number of training pairs (", pairs,
       "), got ", options.batch_size);
   check_degree(options.degree);
-  // The equals sign stands at the last position and nowhere else.
+  // The equals sign stands at the last position and nowhere else, or nowhere at all.
   std::vector<int64_t> token_class(options.modulus, 0);
-  token_class.push_back(1);
+  token_class.push_back(options.equals_sign ? 1 : -1);
   auto bed = transformer_testbed(
       {.vocabulary = options.modulus + 1,
        .classes = options.modulus,
@@ -52,21 +77,25 @@ Testbed modular_addition(const ModularAdditionOptions& options) {
        .heads = options.heads,
        .kv_heads = options.heads,
        .d_ff = options.d_ff,
-       .sequence = 3,
+       .sequence = options.equals_sign ? 3 : 2,
        .layers = options.layers,
        .feed_forwards = {{"mlp", options.degree == 2 ? FeedForward::Kind::squared_relu
                                                      : FeedForward::Kind::relu}},
        .attention_biases = options.attention_biases,
        .final_norm = options.final_norm,
        .unembedding_bias = false,
+       .z_loss = options.z_loss,
        .readout = Readout::last_position,
        .embedding_spread = 1 / std::sqrt(static_cast<double>(options.d_model)),
        .gain_spread = options.gain_spread,
        .bias_spread = options.bias_spread,
        .residual_shifts = options.residual_shifts,
+       .gauges = options.gauges,
        .token_class = token_class,
-       .position_class = {0, 0, 1}});
+       .position_class =
+           options.equals_sign ? std::vector<int64_t>{0, 0, 1} : std::vector<int64_t>{0, 0}});
   bed.name = "modular addition";
+  bed.full_batch = options.batch_size == 0;
   bed.batch = [train, pairs, batch_size = options.batch_size](uint64_t seed,
                                                               at::ScalarType /*dtype*/) {
     if (batch_size == 0) return train;
@@ -74,6 +103,7 @@ Testbed modular_addition(const ModularAdditionOptions& options) {
         at::randperm(pairs, generator(seed, Stream::batch), at::kLong).narrow(0, 0, batch_size);
     return Batch{train.inputs.index_select(0, chosen), train.targets.index_select(0, chosen)};
   };
+  bed.observe = [bed, split](const Parameters& params) { return observe(bed, split, params); };
   return bed;
 }
 

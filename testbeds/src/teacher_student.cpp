@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 #include "ddc/gauge/norm_scale.h"
 #include "ddc/gauge/rescale.h"
 #include "draw.h"
@@ -29,9 +31,14 @@ Testbed teacher_student(const Options& options, Draw draw, Outputs network) {
     return teach(network, teacher.parameters(), options.samples, options.d_in,
                  generator(options.data_seed, Stream::batch), dtype);
   };
+  bed.full_batch = true;
   bed.outputs = network;
   set_criterion(bed, mean_squared_error);
   return bed;
+}
+
+double log_norm(const at::Tensor& weight) {
+  return std::log(weight.detach().to(at::kDouble).norm().item<double>());
 }
 
 }  // namespace
@@ -52,6 +59,10 @@ Testbed relu_teacher_student(const ReluTeacherStudentOptions& options) {
     return chained_rescale({.weights = {params["layers.0.weight"], params["layers.1.weight"]},
                             .whole = !options.per_channel});
   };
+  bed.observe = [](const Parameters& params) -> Observations {
+    return {{"ratio", log_norm(params["layers.0.weight"].tensor) -
+                          log_norm(params["layers.1.weight"].tensor)}};
+  };
   return bed;
 }
 
@@ -69,6 +80,12 @@ Testbed norm_teacher_student(const NormTeacherStudentOptions& options) {
   bed.gauges = [](const Parameters& params) {
     return std::vector<Gauge>{
         norm_scale({.gain = params["norm.weight"], .readers = {params["readout.weight"]}})};
+  };
+  bed.observe = [](const Parameters& params) -> Observations {
+    const auto mode = params["norm.weight"].tensor.detach().to(at::kDouble).abs().log() -
+                      params["readout.weight"].tensor.detach().to(at::kDouble).norm(2, 0).log();
+    return {{"ratio_norm", mode.norm().item<double>()},
+            {"ratio_max", mode.abs().max().item<double>()}};
   };
   return bed;
 }

@@ -5,7 +5,7 @@
 namespace ddc::testbeds {
 
 /// The paper's grokking task (appendix "The grokking-transformer testbed"): predict (a + b) mod p
-/// at the last of the tokens [a, b, =], from a fixed share of all p^2 pairs. The network is that of
+/// at the last of the tokens [a, b] (or [a, b, =]), from a fixed share of all p^2 pairs. The network is that of
 /// `layer_norm_block` with one feed-forward part per layer, without final norm and without bias on
 /// the unembedding, as in the paper.
 struct ModularAdditionOptions {
@@ -21,6 +21,11 @@ struct ModularAdditionOptions {
   int64_t layers = 1;
   /// 1 for ReLU, 2 for squared ReLU.
   int64_t degree = 2;
+  /// The paper has none, and keeps a place for it in the vocabulary.
+  bool equals_sign = true;
+  /// Times the mean square of the logits' logsumexp, added to the loss. It breaks the shift of logits.
+  double z_loss = 0;
+  GaugeSet gauges = GaugeSet::abelian;
   bool attention_biases = false;
   bool final_norm = false;
   /// Standard deviation of gains (about 1) and of shifts and biases (about 0) at the start.

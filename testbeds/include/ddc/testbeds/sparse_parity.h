@@ -17,6 +17,8 @@ struct SparseParityOptions {
   int64_t d_hidden = 512;
   double gain_spread = 0;
   double bias_spread = 0.5;
+  /// Store the gain as w and apply 1 + w, so that decay pulls it to 1.
+  bool gain_is_offset = false;
 };
 Testbed sparse_parity(const SparseParityOptions& options = {});
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,9 @@ enum class GaugeSet {
   with_residual_rotation,
 };
 
+/// Numbers that tell how training goes, by name: "test_accuracy", "gauge_fraction", ...
+using Observations = std::map<std::string, double>;
+
 /// A network and a task, as functions of a table of parameters: two copies of the parameters, one
 /// moved by a group element, can be trained side by side.
 ///
@@ -55,6 +59,10 @@ struct Testbed {
   std::function<at::Tensor(const Parameters& params, const at::Tensor& inputs)> outputs;
   /// The loss of outputs.
   std::function<at::Tensor(const at::Tensor& outputs, const at::Tensor& targets)> criterion;
+  /// What there is to see at these parameters besides the loss of a batch. May be empty.
+  std::function<Observations(const Parameters& params)> observe = {};
+  /// `batch` returns the same for all seeds.
+  bool full_batch = false;
 };
 
 /// Evaluates batches of the testbed at the values that `params` has, for discovery.

@@ -1,0 +1,378 @@
+#include "ddc/experiments/run.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+
+#include <chrono>
+#include <cmath>
+#include <fstream>
+#include <limits>
+#include <memory>
+#include <sstream>
+#include <utility>
+
+#include "ddc/experiments/catalogue.h"
+#include "ddc/io/checkpoint.h"
+#include "ddc/optim/schedule.h"
+#include "ddc/testbeds/runs.h"
+#include "ddc/version.h"
+#include "files.h"
+
+namespace ddc::experiments {
+namespace {
+
+namespace fs = std::filesystem;
+
+template <class Config, class Visit>
+void visit_fields(Config& config, Visit&& visit) {
+  visit("testbed", config.testbed);
+  visit("testbed_settings", config.testbed_settings);
+  visit("optimizer", config.optimizer);
+  visit("optimizer_settings", config.optimizer_settings);
+  visit("steps", config.steps);
+  visit("seed", config.seed);
+  visit("evaluate_every", config.evaluate_every);
+  visit("dtype", config.dtype);
+  visit("threads", config.threads);
+  visit("warmup", config.warmup);
+  visit("cosine", config.cosine);
+  visit("stop_metric", config.stop_metric);
+  visit("stop_at", config.stop_at);
+  visit("keep_every", config.keep_every);
+}
+
+fs::path config_file(const fs::path& folder) { return folder / "config.json"; }
+fs::path metrics_file(const fs::path& folder) { return folder / "metrics.jsonl"; }
+fs::path summary_file(const fs::path& folder) { return folder / "summary.json"; }
+fs::path latest_checkpoint(const fs::path& folder) {
+  return folder / "checkpoints" / "latest.safetensors";
+}
+
+/// Of one run, all different, and none shared with another seed's.
+uint64_t batch_seed(uint64_t seed, int64_t step) {
+  return seed * 1000000 + static_cast<uint64_t>(step);
+}
+
+std::string line_of(const Measurement& measurement) {
+  Json json = {{"step", measurement.step}};
+  for (const auto& [name, value] : measurement.values) {
+    json[name] = std::isfinite(value) ? Json(value) : Json();
+  }
+  return json.dump() + "\n";
+}
+
+/// How far the gauge coordinates are from where they were at the start: those that the optimizer holds,
+/// or, if it holds none, those of all the testbed's gauges as an observer measures them.
+class DriftMeter {
+ public:
+  DriftMeter(const LiftedOptimizer& optimizer, const Parameters& params,
+             const std::vector<Gauge>& gauges)
+      : outside_(optimizer.gauges().empty() ? testbeds::observer(params, gauges) : Frame()),
+        frame_(optimizer.gauges().empty() ? outside_ : optimizer.frame()),
+        start_(coordinates()) {}
+
+  void measure(std::map<std::string, double>& values) const {
+    const auto now = coordinates();
+    double largest = 0;
+    double sum = 0;
+    int64_t channels = 0;
+    for (size_t k = 0; k < now.size(); ++k) {
+      // A channel that is in a degenerate stratum, here or there, has no coordinate.
+      const auto moved = (now[k] - start_[k]).flatten();
+      const auto known = moved.masked_select(moved.isfinite()).abs();
+      if (known.numel() == 0) continue;
+      largest = std::max(largest, known.max().item<double>());
+      sum += known.square().sum().item<double>();
+      channels += known.numel();
+    }
+    if (channels == 0) return;
+    values["drift"] = largest;
+    values["drift_rms"] = std::sqrt(sum / static_cast<double>(channels));
+  }
+
+ private:
+  std::vector<at::Tensor> coordinates() const {
+    std::vector<at::Tensor> result;
+    for (size_t k = 0; k < frame_.plan().gauges.size(); ++k) {
+      result.push_back(frame_.gauge_coordinate(k).to(at::kDouble).clone());
+    }
+    return result;
+  }
+
+  Frame outside_;
+  const Frame& frame_;
+  std::vector<at::Tensor> start_;
+};
+
+/// metrics.jsonl, of which only what a checkpoint has behind it counts.
+class Metrics {
+ public:
+  /// Drops what a killed run measured from `step` on: it will be measured again.
+  Metrics(const fs::path& folder, int64_t step) : path_(metrics_file(folder)) {
+    std::string kept;
+    if (step > 0) {
+      for (const auto& measurement : read_metrics(folder)) {
+        if (measurement.step < step) kept += line_of(measurement);
+      }
+    }
+    write_text(path_, kept);
+    file_.open(path_, std::ios::app | std::ios::binary);
+  }
+
+  void add(const Measurement& measurement) {
+    file_ << line_of(measurement) << std::flush;
+    TORCH_CHECK(file_, "cannot write '", path_.string(), "'");
+  }
+
+ private:
+  fs::path path_;
+  std::ofstream file_;
+};
+
+class Run {
+ public:
+  Run(RunConfig config, const fs::path& folder)
+      : config_(std::move(config)),
+        folder_(folder),
+        dtype_(config_.dtype == "float64" ? at::kDouble : at::kFloat),
+        testbed_(testbed_entry(config_.testbed).make(config_.testbed_settings)),
+        params_(testbed_.init(config_.seed, dtype_)),
+        gauges_(testbed_.gauges(params_)),
+        optimizer_(
+            optimizer_entry(config_.optimizer).make(config_.optimizer_settings, params_, gauges_)),
+        drift_(*optimizer_, params_, gauges_),
+        schedule_(*optimizer_, {.warmup = config_.warmup,
+                                .total = config_.steps,
+                                .final_fraction = config_.cosine ? 0.0 : 1.0}),
+        step_(load()),
+        metrics_(folder, step_) {}
+
+  std::optional<RunSummary> go(const RunHooks& hooks) {
+    auto saved = std::chrono::steady_clock::now();
+    for (; step_ < config_.steps; ++step_) {
+      if (hooks.interrupted && hooks.interrupted()) {
+        save(latest_checkpoint(folder_));
+        return std::nullopt;
+      }
+      // Often enough that little is lost, seldom enough to cost nothing. What is measured does not
+      // depend on when it happens.
+      const auto now = std::chrono::steady_clock::now();
+      if (now - saved > std::chrono::seconds(20)) {
+        save(latest_checkpoint(folder_));
+        saved = now;
+      }
+      if (config_.keep_every > 0 && step_ % config_.keep_every == 0) save(kept_checkpoint());
+      const double loss = testbeds::backward(testbed_, params_, batch());
+      if (step_ % config_.evaluate_every == 0 && measure(loss, hooks)) {
+        return finish(RunStatus::reached);
+      }
+      if (!std::isfinite(loss) || !gradients_are_finite()) return finish(RunStatus::diverged);
+      optimizer_->step();
+      schedule_.step();
+      if (hooks.step) hooks.step(step_ + 1, loss);
+    }
+    const at::NoGradGuard no_grad;
+    const double loss = testbed_.loss(params_, batch()).item<double>();
+    const bool reached = measure(loss, hooks);
+    return finish(reached ? RunStatus::reached
+                          : (std::isfinite(loss) ? RunStatus::finished : RunStatus::diverged));
+  }
+
+ private:
+  /// The step from which to go on.
+  int64_t load() {
+    const auto path = latest_checkpoint(folder_);
+    if (!fs::exists(path)) return 0;
+    const auto notes = load_checkpoint(path, params_, optimizer_.get());
+    const auto step = notes.find("step");
+    TORCH_CHECK(step != notes.end(), "'", path.string(), "' does not say of which step it is");
+    const int64_t number = std::stoll(step->second);
+    schedule_.resume(number);
+    return number;
+  }
+
+  void save(const fs::path& path) const {
+    fs::create_directories(path.parent_path());
+    save_checkpoint(path, params_, optimizer_.get(), {.notes = {{"step", std::to_string(step_)}}});
+  }
+
+  fs::path kept_checkpoint() const {
+    std::ostringstream name;
+    name << "step-" << step_ << ".safetensors";
+    return folder_ / "checkpoints" / name.str();
+  }
+
+  testbeds::Batch batch() {
+    if (!testbed_.full_batch) return testbed_.batch(batch_seed(config_.seed, step_), dtype_);
+    if (!full_batch_) full_batch_ = testbed_.batch(0, dtype_);
+    return *full_batch_;
+  }
+
+  bool gradients_are_finite() const {
+    for (const auto& [name, tensor] : params_) {
+      if (tensor.grad().defined() && !tensor.grad().isfinite().all().item<bool>()) return false;
+    }
+    return true;
+  }
+
+  /// Whether the stop metric has been reached.
+  bool measure(double loss, const RunHooks& hooks) {
+    Measurement measurement{.step = step_, .values = {{"loss", loss}}};
+    drift_.measure(measurement.values);
+    if (testbed_.observe) {
+      for (const auto& [name, value] : testbed_.observe(params_)) measurement.values[name] = value;
+    }
+    metrics_.add(measurement);
+    if (hooks.measured) hooks.measured(measurement);
+    if (config_.stop_metric.empty()) return false;
+    const auto found = measurement.values.find(config_.stop_metric);
+    TORCH_CHECK_VALUE(found != measurement.values.end(), "stop_metric: testbed '", config_.testbed,
+                      "' does not observe '", config_.stop_metric, "'");
+    return found->second >= config_.stop_at;
+  }
+
+  RunSummary finish(RunStatus status) const {
+    save(latest_checkpoint(folder_));
+    const RunSummary summary{.status = status, .steps = step_};
+    write_text(summary_file(folder_),
+               Json({{"status", to_string(status)}, {"steps", step_}}).dump(1) + "\n");
+    return summary;
+  }
+
+  RunConfig config_;
+  fs::path folder_;
+  at::ScalarType dtype_;
+  testbeds::Testbed testbed_;
+  Parameters params_;
+  std::vector<Gauge> gauges_;
+  std::unique_ptr<LiftedOptimizer> optimizer_;
+  DriftMeter drift_;
+  WarmupScheduler schedule_;
+  int64_t step_;
+  Metrics metrics_;
+  std::optional<testbeds::Batch> full_batch_;
+};
+
+Json parse_file(const fs::path& path) {
+  try {
+    return Json::parse(read_text(path));
+  } catch (const Json::exception& error) {
+    TORCH_CHECK(false, "'", path.string(), "' is not JSON: ", error.what());
+  }
+}
+
+}  // namespace
+
+void to_json(Json& json, const RunConfig& config) {
+  json = Json::object();
+  visit_fields(config, [&](const char* name, const auto& value) { json[name] = value; });
+}
+
+void from_json(const Json& json, RunConfig& config) {
+  visit_fields(config, [&](const char* name, auto& value) { json.at(name).get_to(value); });
+}
+
+const char* to_string(RunStatus status) {
+  switch (status) {
+    case RunStatus::finished:
+      return "finished";
+    case RunStatus::reached:
+      return "reached";
+    case RunStatus::diverged:
+      return "diverged";
+  }
+  return "?";
+}
+
+RunConfig completed(RunConfig config) {
+  const auto& testbed = testbed_entry(config.testbed);
+  const auto& optimizer = optimizer_entry(config.optimizer);
+  config.testbed_settings =
+      complete("testbed " + testbed.name, testbed.settings, config.testbed_settings);
+  config.optimizer_settings =
+      complete("optimizer " + optimizer.name, optimizer.settings, config.optimizer_settings);
+  TORCH_CHECK_VALUE(config.steps >= 0, "option steps must be >= 0, got ", config.steps);
+  TORCH_CHECK_VALUE(config.evaluate_every > 0, "option evaluate_every must be > 0, got ",
+                    config.evaluate_every);
+  TORCH_CHECK_VALUE(config.threads > 0, "option threads must be > 0, got ", config.threads);
+  TORCH_CHECK_VALUE(config.warmup >= 0, "option warmup must be >= 0, got ", config.warmup);
+  TORCH_CHECK_VALUE(config.keep_every >= 0, "option keep_every must be >= 0, got ",
+                    config.keep_every);
+  TORCH_CHECK_VALUE(config.dtype == "float32" || config.dtype == "float64",
+                    "option dtype must be float32 or float64, got '", config.dtype, "'");
+  return config;
+}
+
+std::map<std::string, std::string> versions() {
+  return {{"ddc", std::string(kVersion)}, {"torch", TORCH_VERSION}, {"compiler", __VERSION__}};
+}
+
+void prepare(const RunConfig& given, const fs::path& folder) {
+  const auto config = completed(given);
+  if (fs::exists(config_file(folder))) {
+    TORCH_CHECK_VALUE(read_config(folder) == config, "'", folder.string(),
+                      "' holds another run; see its config.json, or choose another folder");
+    return;
+  }
+  Json json = config;
+  json["versions"] = versions();
+  write_text(config_file(folder), json.dump(1) + "\n");
+}
+
+std::optional<RunSummary> resume(const fs::path& folder, const RunHooks& hooks) {
+  if (const auto summary = read_summary(folder)) return summary;
+  const auto config = completed(read_config(folder));
+  at::set_num_threads(static_cast<int>(config.threads));
+  return Run(config, folder).go(hooks);
+}
+
+std::optional<RunSummary> execute(const RunConfig& config, const fs::path& folder,
+                                  const RunHooks& hooks) {
+  prepare(config, folder);
+  return resume(folder, hooks);
+}
+
+RunConfig read_config(const fs::path& folder) {
+  const auto path = config_file(folder);
+  TORCH_CHECK(fs::exists(path), "'", folder.string(), "' is no run: it has no config.json");
+  try {
+    return parse_file(path).get<RunConfig>();
+  } catch (const Json::exception& error) {
+    TORCH_CHECK(false, "'", path.string(), "' is not the configuration of a run: ", error.what());
+  }
+}
+
+std::optional<RunSummary> read_summary(const fs::path& folder) {
+  const auto path = summary_file(folder);
+  if (!fs::exists(path)) return std::nullopt;
+  const auto json = parse_file(path);
+  RunSummary summary{.status = RunStatus::finished, .steps = json.at("steps")};
+  for (const auto status : {RunStatus::reached, RunStatus::diverged}) {
+    if (json.at("status") == to_string(status)) summary.status = status;
+  }
+  return summary;
+}
+
+std::vector<Measurement> read_metrics(const fs::path& folder) {
+  std::vector<Measurement> result;
+  if (!fs::exists(metrics_file(folder))) return result;
+  std::istringstream lines(read_text(metrics_file(folder)));
+  for (std::string line; std::getline(lines, line);) {
+    const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (json.is_discarded()) break;
+    Measurement measurement;
+    for (const auto& [name, value] : json.items()) {
+      if (name == "step") {
+        measurement.step = value;
+      } else {
+        measurement.values[name] =
+            value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
+      }
+    }
+    result.push_back(std::move(measurement));
+  }
+  return result;
+}
+
+}  // namespace ddc::experiments

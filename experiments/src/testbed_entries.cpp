@@ -1,0 +1,150 @@
+#include <ATen/ATen.h>
+
+#include <map>
+
+#include "ddc/experiments/catalogue.h"
+#include "ddc/testbeds/diagonal_network.h"
+#include "ddc/testbeds/modular_addition.h"
+#include "ddc/testbeds/sparse_parity.h"
+#include "ddc/testbeds/teacher_student.h"
+#include "find_entry.h"
+
+namespace ddc::testbeds {
+namespace {
+
+const std::map<GaugeSet, std::string> names_of_sets = {
+    {GaugeSet::abelian, "abelian"}, {GaugeSet::rotations, "rotations"}, {GaugeSet::full, "full"}};
+
+}  // namespace
+
+// Enumerators are text in JSON; declared before the templates that convert them.
+void to_json(nlohmann::json& json, const GaugeSet& set);
+void from_json(const nlohmann::json& json, GaugeSet& set);
+
+/// The paper's set-up: no equals sign, and the rotations of heads among the gauges.
+struct GrokkingOptions : ModularAdditionOptions {
+  GrokkingOptions() {
+    equals_sign = false;
+    gauges = GaugeSet::rotations;
+  }
+};
+
+template <class Visit>
+void visit_settings(ReluTeacherStudentOptions& options, Visit&& visit) {
+  visit("d_in", options.d_in, "number of inputs");
+  visit("d_hidden", options.d_hidden, "number of hidden units");
+  visit("d_out", options.d_out, "number of outputs");
+  visit("samples", options.samples, "number of samples");
+  visit("teacher_scale", options.teacher_scale, "spread of the teacher's weights");
+  visit("student_scale", options.student_scale, "spread of the student's weights at the start");
+  visit("per_channel", options.per_channel, "a gauge channel per unit, not one for all");
+  visit("data_seed", options.data_seed, "seed of teacher and samples");
+}
+
+template <class Visit>
+void visit_settings(NormTeacherStudentOptions& options, Visit&& visit) {
+  visit("d_in", options.d_in, "number of inputs");
+  visit("d_out", options.d_out, "number of outputs");
+  visit("samples", options.samples, "number of samples");
+  visit("gain_spread", options.gain_spread, "spread of the gains about 1 at the start");
+  visit("teacher_scale", options.teacher_scale, "spread of the teacher's weights");
+  visit("student_scale", options.student_scale, "spread of the student's weights at the start");
+  visit("data_seed", options.data_seed, "seed of teacher and samples");
+}
+
+template <class Visit>
+void visit_settings(DiagonalNetworkOptions& options, Visit&& visit) {
+  visit("dimension", options.dimension, "number of coordinates");
+  visit("nonzeros", options.nonzeros, "number of coordinates that the target has");
+  visit("samples", options.samples, "number of samples");
+  visit("scale", options.scale, "sqrt(u v) at the start");
+  visit("log_ratio_range", options.log_ratio_range, "range of log(u / v) at the start");
+  visit("data_seed", options.data_seed, "seed of target and samples");
+}
+
+template <class Visit>
+void visit_settings(SparseParityOptions& options, Visit&& visit) {
+  visit("bits", options.bits, "number of input bits");
+  visit("relevant", options.relevant, "of how many bits the parity is asked");
+  visit("d_hidden", options.d_hidden, "number of hidden units");
+  visit("gain_spread", options.gain_spread, "spread of the gains about 1 at the start");
+  visit("bias_spread", options.bias_spread, "spread of the hidden biases at the start");
+  visit("gain_is_offset", options.gain_is_offset, "store the gain as w and apply 1 + w");
+}
+
+template <class Visit>
+void visit_settings(ModularAdditionOptions& options, Visit&& visit) {
+  visit("modulus", options.modulus, "p of (a + b) mod p");
+  visit("train_fraction", options.train_fraction, "share of the pairs to train on");
+  visit("split_seed", options.split_seed, "which pairs are for training");
+  visit("batch_size", options.batch_size, "training pairs per batch; 0: all");
+  visit("d_model", options.d_model, "width of the residual stream");
+  visit("heads", options.heads, "number of attention heads");
+  visit("d_ff", options.d_ff, "number of hidden units");
+  visit("layers", options.layers, "number of layers");
+  visit("degree", options.degree, "1: ReLU, 2: squared ReLU");
+  visit("equals_sign", options.equals_sign, "read the answer at an equals sign after a and b");
+  visit("z_loss", options.z_loss, "weight of the mean square of logsumexp");
+  visit("gauge_set", options.gauges, "abelian, rotations or full");
+}
+
+void to_json(nlohmann::json& json, const GaugeSet& set) { json = names_of_sets.at(set); }
+
+void from_json(const nlohmann::json& json, GaugeSet& set) {
+  for (const auto& [known, name] : names_of_sets) {
+    if (json == name) {
+      set = known;
+      return;
+    }
+  }
+  TORCH_CHECK_VALUE(false, "setting gauge_set must be abelian, rotations or full, got ",
+                    json.dump());
+}
+
+}  // namespace ddc::testbeds
+
+namespace ddc::experiments {
+namespace {
+
+template <class Options, class Make>
+TestbedEntry entry(const char* name, const char* description, Make make, Json recipe) {
+  return {name, description, declared_settings<Options>(),
+          [make](const Json& settings) { return make(options_from<Options>(settings)); },
+          std::move(recipe)};
+}
+
+std::vector<TestbedEntry> make_entries() {
+  using namespace testbeds;  // NOLINT: names of testbeds and their options only
+  std::vector<TestbedEntry> entries = {
+      entry<ReluTeacherStudentOptions>(
+          "relu_teacher_student", "a two-layer ReLU network learns another one",
+          relu_teacher_student, {{"lr", 5e-3}, {"weight_decay", 0.01}, {"steps", 4000}}),
+      entry<NormTeacherStudentOptions>(
+          "norm_teacher_student", "a LayerNorm and a readout learn another pair",
+          norm_teacher_student, {{"lr", 1e-2}, {"weight_decay", 0.01}, {"steps", 4000}}),
+      entry<DiagonalNetworkOptions>(
+          "diagonal_network", "a diagonal linear network learns a sparse vector", diagonal_network,
+          {{"lr", 5e-3}, {"weight_decay", 0.0}, {"steps", 4000}}),
+      entry<SparseParityOptions>(
+          "sparse_parity", "a ReLU layer with an inner LayerNorm learns a parity of bits",
+          sparse_parity, {{"lr", 1e-3}, {"weight_decay", 2.0}, {"steps", 10000}}),
+      entry<GrokkingOptions>(
+          "modular_addition", "a one-block transformer groks (a + b) mod 113",
+          [](const GrokkingOptions& options) { return modular_addition(options); },
+          {{"lr", 1e-3}, {"weight_decay", 2.0}, {"steps", 15000}}),
+  };
+  return entries;
+}
+
+}  // namespace
+
+const std::vector<TestbedEntry>& testbed_entries() {
+  static const auto entries = make_entries();
+  return entries;
+}
+
+const TestbedEntry& testbed_entry(const std::string& name) {
+  return find_entry("testbed", testbed_entries(), name);
+}
+
+}  // namespace ddc::experiments
