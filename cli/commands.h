@@ -8,5 +8,7 @@
 namespace ddc::cli {
 
 void add_audit(CLI::App& app);
+void add_run(CLI::App& app);
+void add_experiment(CLI::App& app);
 
 }  // namespace ddc::cli

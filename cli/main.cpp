@@ -20,6 +20,8 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string(ddc::kVersion));
   app.require_subcommand(0, 1);
   ddc::cli::add_audit(app);
+  ddc::cli::add_run(app);
+  ddc::cli::add_experiment(app);
   try {
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) {

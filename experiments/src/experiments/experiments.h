@@ -1,0 +1,15 @@
+#pragma once
+
+#include "ddc/experiments/experiment.h"
+
+// The experiments, one file each.
+
+namespace ddc::experiments {
+
+Experiment containment();
+Experiment diagonal();
+Experiment row_shift();
+Experiment parity();
+Experiment grokking();
+
+}  // namespace ddc::experiments

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "ddc/experiments/experiment.h"
+
+// What the experiments' tables have in common.
+
+namespace ddc::experiments {
+
+/// The seeds of the paper, and the two that its five-seed reads add.
+inline const std::vector<uint64_t> three_seeds = {42, 142, 242};
+inline const std::vector<uint64_t> five_seeds = {42, 142, 242, 342, 442};
+
+/// Arms in the order in which they first appear, each with its runs.
+struct ArmRuns {
+  std::string arm;
+  std::vector<const FinishedRun*> runs;
+};
+std::vector<ArmRuns> by_arm(const std::vector<FinishedRun>& runs);
+/// Empty if there is no such arm.
+std::vector<const FinishedRun*> of_arm(const std::vector<FinishedRun>& runs,
+                                       const std::string& arm);
+
+using Read = std::function<double(const FinishedRun&)>;
+std::vector<double> values(const std::vector<const FinishedRun*>& runs, const Read& read);
+
+double mean(const std::vector<double>& values);
+/// Of the sample (n - 1); 0 for less than two.
+double deviation(const std::vector<double>& values);
+/// Infinite values count as large.
+double median(std::vector<double> values);
+
+/// Three significant digits: "0.0312", "1.2e-07", "4000"; "-" for NaN, "∞".
+std::string text(double value);
+/// "0.031 ± 0.050".
+std::string spread_text(const std::vector<double>& values);
+
+/// The first step at which the metric was at least `level`; infinite if it never was.
+double step_to(const FinishedRun& run, const std::string& metric, double level);
+
+/// Curves of a metric of all runs, thinned to a few hundred points each.
+Curves curves_of(const std::vector<FinishedRun>& runs, const std::string& title,
+                 const std::string& metric, bool log_y);
+/// The same of any function of a measurement.
+Curves curves_of(const std::vector<FinishedRun>& runs, const std::string& title,
+                 const std::string& label, bool log_y,
+                 const std::function<double(const FinishedRun&, const Measurement&)>& read);
+
+/// |ours - paper's| / |paper's|.
+double relative_deviation(double ours, double papers);
+
+}  // namespace ddc::experiments
