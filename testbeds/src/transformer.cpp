@@ -176,15 +176,23 @@ at::Tensor feed_forward(const Parameters& params, const std::string& name, Kind 
                 kind == Kind::gelu ? gelu(z) : relu_power(z, relu_degree(kind)));
 }
 
-at::Tensor logits(const Transformer& network, const Parameters& fixed, const Parameters& params,
+at::Tensor apply_norm(const Transformer& network, const Parameters& params, const std::string& name,
+                      const at::Tensor& x) {
+  return network.norm == Norm::layer
+             ? layer_norm(params, name, x, network.norm_eps)
+             : rms_norm(params, name, x, network.gain_is_offset, network.norm_eps);
+}
+
+const at::Tensor& unembedding_of(const Transformer& network, const Parameters& params) {
+  return params[network.tied ? "embedding.weight" : "unembedding.weight"].tensor;
+}
+
+at::Tensor stream(const Transformer& network, const Parameters& fixed, const Parameters& params,
                   const at::Tensor& inputs) {
   const auto norm = [&](const std::string& name, const at::Tensor& x) {
-    return network.norm == Norm::layer
-               ? layer_norm(params, name, x, network.norm_eps)
-               : rms_norm(params, name, x, network.gain_is_offset, network.norm_eps);
+    return apply_norm(network, params, name, x);
   };
-  const auto& unembedding = params[network.tied ? "embedding.weight" : "unembedding.weight"].tensor;
-  const auto dtype = unembedding.scalar_type();
+  const auto dtype = unembedding_of(network, params).scalar_type();
   const auto qk_norm_eps =
       network.qk_norm == QkNorm::none ? std::nullopt : std::optional(network.norm_eps);
   auto x = embed(network, network.fixed_embedding ? detached(fixed, dtype) : params, inputs);
@@ -219,9 +227,16 @@ at::Tensor logits(const Transformer& network, const Parameters& fixed, const Par
       if (after) x = norm(step.norm, x);
     }
   }
-  if (network.final_norm) x = norm("final_norm", x);
+  return x;
+}
+
+at::Tensor logits(const Transformer& network, const Parameters& fixed, const Parameters& params,
+                  const at::Tensor& inputs) {
+  auto x = stream(network, fixed, params, inputs);
+  if (network.final_norm) x = apply_norm(network, params, "final_norm", x);
   const auto bias = find(params, "unembedding.bias");
-  auto result = at::linear(x, unembedding, bias ? std::optional(bias->tensor) : std::nullopt);
+  auto result = at::linear(x, unembedding_of(network, params),
+                           bias ? std::optional(bias->tensor) : std::nullopt);
   if (network.softcap) result = (result / *network.softcap).tanh() * *network.softcap;
   return network.readout == Readout::every_position ? result : result.squeeze(1);
 }
@@ -255,6 +270,11 @@ std::vector<ResidualStep> residual_steps(const Transformer& network, int64_t lay
     steps.push_back({.norm = branch.name + "_norm", .branches = {branch}});
   }
   return steps;
+}
+
+at::Tensor residual_stream(const Transformer& network, const Parameters& params,
+                           const at::Tensor& inputs) {
+  return stream(network, fixed_tables(network), params, inputs);
 }
 
 Testbed transformer_testbed(const Transformer& network) {

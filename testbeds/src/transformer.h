@@ -108,6 +108,11 @@ struct Transformer {
 /// A testbed with this network and cross-entropy loss; `batch` is left to the task.
 Testbed transformer_testbed(const Transformer& network);
 
+/// What the last layer leaves for the final norm and the unembedding to read: [batch, time, d_model], or
+/// [batch, 1, d_model] if one position is read.
+at::Tensor residual_stream(const Transformer& network, const Parameters& params,
+                           const at::Tensor& inputs);
+
 // What the network and its list of gauges share.
 
 /// A function that is added to the residual stream.
