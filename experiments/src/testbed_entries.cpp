@@ -7,6 +7,7 @@
 #include "ddc/testbeds/modular_addition.h"
 #include "ddc/testbeds/sparse_parity.h"
 #include "ddc/testbeds/teacher_student.h"
+#include "entries.h"
 #include "find_entry.h"
 
 namespace ddc::testbeds {
@@ -133,6 +134,7 @@ std::vector<TestbedEntry> make_entries() {
           [](const GrokkingOptions& options) { return modular_addition(options); },
           {{"lr", 1e-3}, {"weight_decay", 2.0}, {"steps", 15000}}),
   };
+  entries.push_back(rope_grokking_entry());
   return entries;
 }
 
