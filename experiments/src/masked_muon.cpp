@@ -56,9 +56,11 @@ std::unique_ptr<Lifted<MaskedMuonRule>> masked_muon(const Parameters& params,
   adam_options.settings.lr = options.adam_lr;
   adam_options.settings.use_adam = true;
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::move(by_muon));
-  groups.emplace_back(std::move(by_adam),
-                      std::make_unique<LiftedRuleOptions<MaskedMuonRule>>(adam_options));
+  if (!by_muon.empty()) groups.emplace_back(std::move(by_muon));
+  if (!by_adam.empty()) {
+    groups.emplace_back(std::move(by_adam),
+                        std::make_unique<LiftedRuleOptions<MaskedMuonRule>>(adam_options));
+  }
   return std::make_unique<Lifted<MaskedMuonRule>>(groups, params, std::vector<Gauge>{},
                                                   muon_options);
 }

@@ -97,12 +97,10 @@ std::vector<Gauge> listed_gauges(Transformer network, const RopeGrokkingOptions&
 Observations observe(const Testbed& bed, const Transformer& network, const RopeGrokkingSplit& split,
                      const Parameters& params) {
   const at::NoGradGuard no_grad;
-  const auto test = bed.outputs(params, split.test.inputs);
-  const auto stream = residual_stream(network, params, split.test.inputs)
-                          .flatten(0, 1)
-                          .index({split.test.targets.flatten() != ignored_target})
-                          .to(at::kDouble);
-  const auto sigma = at::linalg_svdvals(stream);
+  const auto stream = residual_stream(network, params, split.test.inputs);
+  const auto test = unembed(network, params, stream);
+  const auto answers = stream.index({split.test.targets != ignored_target}).to(at::kDouble);
+  const auto sigma = at::linalg_svdvals(answers);
   const auto share = sigma / sigma.sum();
   const auto entropy = -at::xlogy(share, share).sum();
   return {

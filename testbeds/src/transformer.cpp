@@ -230,17 +230,6 @@ at::Tensor stream(const Transformer& network, const Parameters& fixed, const Par
   return x;
 }
 
-at::Tensor logits(const Transformer& network, const Parameters& fixed, const Parameters& params,
-                  const at::Tensor& inputs) {
-  auto x = stream(network, fixed, params, inputs);
-  if (network.final_norm) x = apply_norm(network, params, "final_norm", x);
-  const auto bias = find(params, "unembedding.bias");
-  auto result = at::linear(x, unembedding_of(network, params),
-                           bias ? std::optional(bias->tensor) : std::nullopt);
-  if (network.softcap) result = (result / *network.softcap).tanh() * *network.softcap;
-  return network.readout == Readout::every_position ? result : result.squeeze(1);
-}
-
 }  // namespace
 
 std::vector<std::string> Branch::readers() const {
@@ -277,13 +266,22 @@ at::Tensor residual_stream(const Transformer& network, const Parameters& params,
   return stream(network, fixed_tables(network), params, inputs);
 }
 
+at::Tensor unembed(const Transformer& network, const Parameters& params, at::Tensor x) {
+  if (network.final_norm) x = apply_norm(network, params, "final_norm", x);
+  const auto bias = find(params, "unembedding.bias");
+  auto result = at::linear(x, unembedding_of(network, params),
+                           bias ? std::optional(bias->tensor) : std::nullopt);
+  if (network.softcap) result = (result / *network.softcap).tanh() * *network.softcap;
+  return network.readout == Readout::every_position ? result : result.squeeze(1);
+}
+
 Testbed transformer_testbed(const Transformer& network) {
   check(network);
   Testbed bed;
   bed.init = [network](uint64_t seed, at::ScalarType dtype) { return init(network, seed, dtype); };
   bed.outputs = [network, fixed = fixed_tables(network)](const Parameters& params,
                                                          const at::Tensor& inputs) {
-    return logits(network, fixed, params, inputs);
+    return unembed(network, params, stream(network, fixed, params, inputs));
   };
   set_criterion(bed, network.z_loss == 0 ? Criterion(cross_entropy)
                                          : cross_entropy_with_z_loss(network.z_loss));

@@ -112,6 +112,8 @@ Testbed transformer_testbed(const Transformer& network);
 /// [batch, 1, d_model] if one position is read.
 at::Tensor residual_stream(const Transformer& network, const Parameters& params,
                            const at::Tensor& inputs);
+/// The logits that are read from it.
+at::Tensor unembed(const Transformer& network, const Parameters& params, at::Tensor stream);
 
 // What the network and its list of gauges share.
 

@@ -11,5 +11,6 @@ Experiment diagonal();
 Experiment row_shift();
 Experiment parity();
 Experiment grokking();
+Experiment rope();
 
 }  // namespace ddc::experiments

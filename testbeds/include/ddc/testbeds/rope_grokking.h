@@ -34,11 +34,11 @@ struct RopeGrokkingOptions {
   /// Tokens per sequence, four for each equation.
   int64_t sequence = 16;
   /// Sequences per batch, of training pairs in a new order each time; 0: as many as they fill.
-  int64_t batch_size = 0;
+  int64_t batch_size = 64;
   int64_t d_model = 64;
   int64_t heads = 4;
   int64_t d_ff = 256;
-  int64_t layers = 2;
+  int64_t layers = 4;
   Activation activation = Activation::squared_relu;
   Rotation rotation = Rotation::torus;
   /// Whether `gauges` lists the scales and shifts of the network beside the rotations. The paper's arms
