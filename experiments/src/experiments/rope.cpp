@@ -66,7 +66,7 @@ std::vector<PlannedRun> plan(bool quick) {
                                         {"weight_decay", 1.0},
                                         {"adam_lr", 0.00125},
                                         {"adam_weight_decay", 1.0}});
-      config.steps = 1200;
+      config.steps = 1000;
       config.seed = seed;
       if (quick) {
         config.testbed_settings["layers"] = 2;
