@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "ddc/experiments/run.h"
 
@@ -19,10 +19,10 @@ struct Folder {
   ~Folder() { std::filesystem::remove_all(path); }
 };
 
-std::vector<Measurement> metrics_of(const std::string& testbed, const Json& testbed_settings,
-                                    const std::string& optimizer, const Json& settings) {
+std::vector<Measurement> metrics_of(const Json& testbed_settings, const std::string& optimizer,
+                                    const Json& settings) {
   RunConfig config;
-  config.testbed = testbed;
+  config.testbed = "rope_grokking";
   config.testbed_settings = testbed_settings;
   config.optimizer = optimizer;
   config.optimizer_settings = settings;
@@ -39,8 +39,8 @@ const Json small = {{"modulus", 7}, {"sequence", 8}, {"batch_size", 8}, {"d_mode
 
 /// After five steps, when momentum has gathered.
 double turn(const std::string& optimizer, double lr) {
-  const auto metrics = metrics_of("rope_grokking", small, optimizer,
-                                  {{"lr", lr}, {"weight_decay", 1.0}, {"adam_lr", lr}});
+  const auto metrics =
+      metrics_of(small, optimizer, {{"lr", lr}, {"weight_decay", 1.0}, {"adam_lr", lr}});
   EXPECT_EQ(metrics.size(), 3u);
   return metrics[1].values.at("turn");
 }
@@ -53,7 +53,7 @@ TEST(Turn, IsOfTheOrderOfAStepForMuonAndRoundingIfTheTorusIsBound) {
 }
 
 TEST(Turn, IsNotMeasuredAtTheEndWhereNoStepFollows) {
-  const auto metrics = metrics_of("rope_grokking", small, "muon", Json::object());
+  const auto metrics = metrics_of(small, "muon", Json::object());
   EXPECT_TRUE(metrics.front().values.contains("turn"));
   EXPECT_FALSE(metrics.back().values.contains("turn"));
 }
@@ -61,7 +61,7 @@ TEST(Turn, IsNotMeasuredAtTheEndWhereNoStepFollows) {
 TEST(Turn, IsNotMeasuredWhereScalesChangeTheUnitsOfRotations) {
   auto scaled = small;
   scaled["scales_and_shifts"] = true;
-  for (const auto& measurement : metrics_of("rope_grokking", scaled, "muon", Json::object())) {
+  for (const auto& measurement : metrics_of(scaled, "muon", Json::object())) {
     EXPECT_FALSE(measurement.values.contains("turn"));
   }
 }
@@ -69,8 +69,8 @@ TEST(Turn, IsNotMeasuredWhereScalesChangeTheUnitsOfRotations) {
 TEST(Turn, IsMeasuredWithoutChangingTheRun) {
   auto none = small;
   none["rotation"] = "none";
-  const auto a = metrics_of("rope_grokking", small, "muon", Json::object());
-  const auto b = metrics_of("rope_grokking", none, "muon", Json::object());
+  const auto a = metrics_of(small, "muon", Json::object());
+  const auto b = metrics_of(none, "muon", Json::object());
   ASSERT_EQ(a.size(), b.size());
   for (size_t i = 0; i < a.size(); ++i) {
     EXPECT_FALSE(b[i].values.contains("turn"));
