@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <initializer_list>
+#include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 #include <string_view>
@@ -96,6 +100,26 @@ std::string escaped(std::string_view text) {
     }
   }
   return out;
+}
+
+/// The same, and no line ends within a number: not after the hyphen of 1e-3, nor before a ±.
+std::string prose(std::string_view text) {
+  static const std::regex number(
+      "-?[0-9][0-9.,]*(e[-+]?[0-9]+)?( ± [0-9][0-9.,]*(e[-+]?[0-9]+)?)?");
+  const std::string source = escaped(text);
+  std::string out;
+  auto at = source.cbegin();
+  for (std::sregex_iterator match(source.begin(), source.end(), number), end; match != end;
+       ++match) {
+    const std::string found = match->str();
+    if (found.find_first_of("- ") == std::string::npos) continue;
+    out.append(at, (*match)[0].first)
+        .append("<span class=\"unbroken\">")
+        .append(found)
+        .append("</span>");
+    at = (*match)[0].second;
+  }
+  return out.append(at, source.cend());
 }
 
 using Fields = std::initializer_list<std::pair<std::string_view, std::string_view>>;
@@ -198,21 +222,21 @@ std::string claims_section(const Result& result) {
   const auto cell = [](const char* label, const std::string& text) {
     std::ostringstream out;
     out << "<td" << (text.empty() ? " class=\"nothing\"" : "") << " data-label=\"" << label << "\">"
-        << escaped(text) << "</td>";
+        << prose(text) << "</td>";
     return out.str();
   };
   std::ostringstream out;
   out << "  <table class=\"claims\">\n    <thead><tr><th scope=\"col\">Claim</th>"
-         "<th scope=\"col\" class=\"number\">Paper</th><th scope=\"col\" "
-         "class=\"number\">Measured</th>"
+         "<th scope=\"col\">Paper</th><th scope=\"col\" "
+         ">Measured</th>"
          "<th scope=\"col\">Deviation</th><th scope=\"col\">Verdict</th>"
          "<th scope=\"col\">Note</th></tr></thead>\n    <tbody>\n";
   for (const auto& claim : result.claims) {
-    out << "    <tr><th scope=\"row\">" << escaped(claim.what) << "</th>"
+    out << "    <tr><th scope=\"row\">" << prose(claim.what) << "</th>"
         << cell("Paper", claim.paper) << cell("Measured", claim.measured)
         << cell("Deviation", percent(claim.deviation)) << "<td>"
         << badge(claim.outcome, to_string(claim.outcome)) << "</td><td class=\"note\">"
-        << escaped(claim.note) << "</td></tr>\n";
+        << prose(claim.note) << "</td></tr>\n";
   }
   out << "    </tbody>\n  </table>\n";
   return section("claims", "Beside the paper", scroll_box("claims", out.str()));
@@ -227,14 +251,14 @@ std::string table_section(const Table& table) {
   std::ostringstream out;
   out << "  <table class=\"results\">\n    <thead><tr>";
   for (size_t i = 0; i < table.columns.size(); ++i) {
-    out << "<th scope=\"col\"" << classes[i] << ">" << escaped(table.columns[i]) << "</th>";
+    out << "<th scope=\"col\"" << classes[i] << ">" << prose(table.columns[i]) << "</th>";
   }
   out << "</tr></thead>\n    <tbody>\n";
   for (const auto& row : table.rows) {
     out << "    <tr>";
     for (size_t i = 0; i < row.size(); ++i) {
       const char* tag = i == 0 ? "th" : "td";
-      out << "<" << tag << (i == 0 ? " scope=\"row\"" : classes.at(i)) << ">" << escaped(row[i])
+      out << "<" << tag << (i == 0 ? " scope=\"row\"" : classes.at(i)) << ">" << prose(row[i])
           << "</" << tag << ">";
     }
     out << "</tr>\n";
@@ -396,13 +420,13 @@ fs::path own_result(const fs::path& directory) { return directory / "result.json
 std::string report_page(const Result& result) {
   std::string answer;
   if (!result.answer.empty()) {
-    answer.append("  <p class=\"answer\">").append(escaped(result.answer)).append("</p>\n");
+    answer.append("  <p class=\"answer\">").append(prose(result.answer)).append("</p>\n");
   }
   return filled(
       assets::report_html(),
       {{"name", escaped(result.name)},
        {"title", escaped(result.title)},
-       {"question", escaped(result.question)},
+       {"question", prose(result.question)},
        {"answer", answer},
        {"quick_badge", result.quick ? " <span class=\"badge quick\">quick version</span>" : ""},
        {"quick_note",
@@ -429,7 +453,7 @@ std::string index_page(const std::vector<Result>& results) {
   std::ostringstream out;
   for (const auto& result : results) {
     out << "<li><h2><a href=\"" << escaped(result.name) << ".html\">" << escaped(result.title)
-        << "</a></h2>\n  <p>" << escaped(result.question) << "</p>\n  ";
+        << "</a></h2>\n  <p>" << prose(result.question) << "</p>\n  ";
     for (const Outcome outcome : outcomes) {
       const size_t number = count(std::array{std::cref(result)}, outcome);
       if (number == 0) continue;
