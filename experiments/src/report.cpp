@@ -105,7 +105,7 @@ std::string escaped(std::string_view text) {
 /// The same, and no line ends within a number: not after the hyphen of 1e-3, nor before a ±.
 std::string prose(std::string_view text) {
   static const std::regex number(
-      "-?[0-9][0-9.,]*(e[-+]?[0-9]+)?( ± [0-9][0-9.,]*(e[-+]?[0-9]+)?)?");
+      "-?[0-9]+([.,][0-9]+)*(e[-+]?[0-9]+)?( ± [0-9]+([.,][0-9]+)*(e[-+]?[0-9]+)?)?");
   const std::string source = escaped(text);
   std::string out;
   auto at = source.cbegin();
@@ -226,11 +226,11 @@ std::string claims_section(const Result& result) {
     return out.str();
   };
   std::ostringstream out;
-  out << "  <table class=\"claims\">\n    <thead><tr><th scope=\"col\">Claim</th>"
-         "<th scope=\"col\">Paper</th><th scope=\"col\" "
-         ">Measured</th>"
-         "<th scope=\"col\">Deviation</th><th scope=\"col\">Verdict</th>"
-         "<th scope=\"col\">Note</th></tr></thead>\n    <tbody>\n";
+  out << "  <table class=\"claims\">\n    <thead><tr>";
+  for (const char* head : {"Claim", "Paper", "Measured", "Deviation", "Verdict", "Note"}) {
+    out << "<th scope=\"col\">" << head << "</th>";
+  }
+  out << "</tr></thead>\n    <tbody>\n";
   for (const auto& claim : result.claims) {
     out << "    <tr><th scope=\"row\">" << prose(claim.what) << "</th>"
         << cell("Paper", claim.paper) << cell("Measured", claim.measured)
@@ -397,13 +397,15 @@ Result read_result(const fs::path& path) {
   } catch (const Json::exception& error) {
     TORCH_CHECK_VALUE(false, path, " is no result of an experiment: ", error.what());
   }
-  // It becomes the name of a file, and a link.
+  // It becomes the name of a file beside index.html, and a link.
   const bool plain = std::ranges::all_of(result.name, [](unsigned char c) {
     return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '.';
   });
-  TORCH_CHECK_VALUE(plain && !result.name.empty() && result.name.front() != '.', path,
-                    " has the name '", result.name,
-                    "'; that of an experiment is of letters, digits, '-', '_' and '.'");
+  TORCH_CHECK_VALUE(
+      plain && !result.name.empty() && result.name.front() != '.' && result.name != "index", path,
+      ": an experiment's name is of letters, digits, '-', '_' and '.', and not "
+      "'index', but the field 'name' is '",
+      result.name, "'");
   return result;
 }
 
