@@ -260,6 +260,30 @@ def test_an_empty_cell_is_grey(report):
     )
 
 
+def test_a_heat_map_keeps_settings_without_any_value(report):
+    z = [[None, None, None], [None, 10, 20], [None, 30, None]]
+    empty = {"arm": "A", "x": ["3e-4", "1e-3", "3e-3"], "y": ["0.5", "1", "2"], "z": z}
+    heat_map = {"title": "Steps", "x": "lr", "y": "wd", "z": "steps", "panels": [empty]}
+    page = report(some_result(heat_maps=[heat_map]))
+    plot = page.locator(".panels .plot")
+    assert plot.locator(".xtick").all_text_contents() == empty["x"]
+    assert plot.locator(".ytick").all_text_contents() == empty["y"]
+    ticks = {
+        tick.text_content(): tick.bounding_box() for tick in plot.locator(".xtick, .ytick").all()
+    }
+    for number in plot.locator(".annotation-text").all():
+        box = number.bounding_box()
+        x, y = {"10": ("1e-3", "1"), "20": ("3e-3", "1"), "30": ("1e-3", "2")}[
+            number.text_content()
+        ]
+        assert abs(box["x"] + box["width"] / 2 - ticks[x]["x"] - ticks[x]["width"] / 2) < 3
+        assert abs(box["y"] + box["height"] / 2 - ticks[y]["y"] - ticks[y]["height"] / 2) < 6
+    image = plot.locator(".heatmaplayer image").bounding_box()
+    right, top = ticks["3e-3"], ticks["2"]
+    assert image["x"] < ticks["1e-3"]["x"] and right["x"] < image["x"] + image["width"]
+    assert image["y"] <= top["y"]
+
+
 def test_the_dark_has_other_colours_also_when_it_comes_later(report):
     page = report(color_scheme="light")
     light = colours(page)
