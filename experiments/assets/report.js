@@ -210,10 +210,10 @@
   }
 
   function heatFigure(map, panel, range, look) {
-    // Plotly leaves out the settings at which no cell has a value, unless it is told where they are.
+    // Said, because Plotly does not take them from a panel without any value.
     const axis = (title, settings) => ({
       type: "category", categoryorder: "array", categoryarray: settings, range: [-0.5, settings.length - 0.5],
-      tickvals: settings, automargin: true, fixedrange: true, ticks: "", showgrid: false, zeroline: false,
+      automargin: true, fixedrange: true, ticks: "", showgrid: false, zeroline: false,
       title: { text: plain(title) },
     });
     const [low, high] = range;
