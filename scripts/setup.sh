@@ -27,6 +27,7 @@ need_command ninja ninja-build
 for package in libgtest-dev libgmock-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev; do
   need_package "$package"
 done
+need_command chromium  # for the tests of reports
 need_command python3
 # Debian splits these modules off; other Pythons have them.
 if [ ! -x .venv/bin/python ] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
