@@ -53,7 +53,6 @@ void visit_settings(AdamOptions& options, Visit&& visit) {
   visit("eps", options.eps, "added to the root of the second moment");
 }
 
-/// What Adam steps, vectors and embeddings, follows lr and weight_decay at a fixed ratio.
 struct MuonSettings {
   double lr = 0.02;
   double weight_decay = 0.1;
@@ -63,6 +62,7 @@ struct MuonSettings {
   std::string scale = "original";
   double adam_lr = 1e-3;
   double adam_weight_decay = 0.1;
+  bool adam_embeddings = true;
 };
 
 template <class Visit>
@@ -73,8 +73,10 @@ void visit_settings(MuonSettings& options, Visit&& visit) {
   visit("nesterov", options.nesterov, "look ahead");
   visit("method", options.method, "of the polar factor: exact, fast, sharpen or newton_schulz");
   visit("scale", options.scale, "of the update: original, match_rms_adamw or frobenius");
-  visit("adam_lr", options.adam_lr, "learning rate of vectors and embeddings, by Adam");
-  visit("adam_weight_decay", options.adam_weight_decay, "weight decay of vectors and embeddings");
+  visit("adam_lr", options.adam_lr, "learning rate of what Adam steps: vectors, embeddings");
+  visit("adam_weight_decay", options.adam_weight_decay, "weight decay of what Adam steps");
+  visit("adam_embeddings", options.adam_embeddings,
+        "step embeddings and the unembedding by Adam, not only vectors");
 }
 
 /// Textbook Muon: Newton-Schulz.
@@ -182,16 +184,17 @@ std::unique_ptr<LiftedOptimizer> make_muon(const MuonSettings& options, const Pa
   const auto scale =
       chosen("scale", options.scale,
              {UpdateScale::original, UpdateScale::match_rms_adamw, UpdateScale::frobenius});
-  return std::make_unique<DDCMuon>(params, std::move(gauges),
-                                   DDCMuonOptions(options.lr)
-                                       .weight_decay(options.weight_decay)
-                                       .momentum(options.momentum)
-                                       .nesterov(options.nesterov)
-                                       .method(method)
-                                       .scale(scale)
-                                       .adam_lr(options.adam_lr)
-                                       .adam_weight_decay(options.adam_weight_decay),
-                                   testbeds::left_to_adam(params));
+  return std::make_unique<DDCMuon>(
+      params, std::move(gauges),
+      DDCMuonOptions(options.lr)
+          .weight_decay(options.weight_decay)
+          .momentum(options.momentum)
+          .nesterov(options.nesterov)
+          .method(method)
+          .scale(scale)
+          .adam_lr(options.adam_lr)
+          .adam_weight_decay(options.adam_weight_decay),
+      options.adam_embeddings ? testbeds::left_to_adam(params) : std::vector<std::string>{});
 }
 
 std::unique_ptr<LiftedOptimizer> make_sgd(const SgdOptions& options, const Parameters& params,
