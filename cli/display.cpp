@@ -119,13 +119,13 @@ void Display::say(const std::string& line) {
 std::string describe(const Standing& standing) {
   const auto steps = std::to_string(standing.steps);
   const auto step = std::to_string(standing.step);
-  auto text = std::string(steps.size() - std::min(steps.size(), step.size()), ' ') + step + '/' +
-              steps + "  loss " + padded(number(standing.loss), 9) + "  drift " +
-              padded(number(standing.drift), 9);
-  if (std::isfinite(standing.seconds_left)) {
-    text += "  " + duration(standing.seconds_left) + " left";
-  }
-  return text;
+  return std::string(steps.size() - std::min(steps.size(), step.size()), ' ') + step + '/' + steps +
+         "  " + padded(time_left(standing.seconds_left), 9) + "  loss " +
+         padded(number(standing.loss), 9) + "  drift " + padded(number(standing.drift), 9);
+}
+
+std::string time_left(double seconds) {
+  return std::isfinite(seconds) ? duration(seconds) + " left" : "";
 }
 
 double seconds_left(double seconds, int64_t done, int64_t left) {

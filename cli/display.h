@@ -40,8 +40,7 @@ class Display {
   std::string to_the_top() const;
 };
 
-/// "300/4000  loss 0.0123  drift 1e-07  0:12 left", in columns. The time is left out while nothing is
-/// known about it.
+/// How far a run is. What is not known is NaN.
 struct Standing {
   int64_t step = 0;
   int64_t steps = 0;
@@ -49,9 +48,13 @@ struct Standing {
   double drift = 0;
   double seconds_left = 0;
 };
+/// "300/4000  0:12 left  loss 0.0123  drift 1e-07", in columns; what matters most on a narrow terminal
+/// comes first.
 std::string describe(const Standing& standing);
 
-/// The time left, if `done` of the work took `seconds` and `left` of it is left; NaN if nothing is done.
+/// If `done` of the work took `seconds` and `left` of it is left; NaN if nothing is done yet.
 double seconds_left(double seconds, int64_t done, int64_t left);
+/// "0:12 left"; empty if that is not known.
+std::string time_left(double seconds);
 
 }  // namespace ddc::cli

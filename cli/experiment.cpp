@@ -57,17 +57,12 @@ std::vector<Bar> bars_of(const GridProgress& progress) {
                            .seconds_left = seconds_left(run.seconds, run.step - run.done_before,
                                                         run.steps - run.step)})});
   }
-  auto text = std::to_string(progress.finished) + "/" + std::to_string(progress.all) + " runs";
-  if (progress.failed > 0) text += ", " + std::to_string(progress.failed) + " failed";
-  if (progress.steps_done > 0) {
-    const double left = seconds_left(progress.seconds, progress.steps_done, progress.steps_left);
-    text += ", " + duration(left) + " left";
-  }
-  const auto work =
-      static_cast<double>(std::max<int64_t>(1, progress.steps_done + progress.steps_left));
-  bars.push_back({.label = "together",
-                  .fraction = static_cast<double>(progress.steps_done) / work,
-                  .text = text});
+  auto text = std::to_string(progress.finished) + "/" + std::to_string(progress.all) + " runs  " +
+              time_left(seconds_left(progress.seconds, progress.steps_done, progress.steps_left));
+  if (progress.failed > 0) text += "  " + std::to_string(progress.failed) + " failed";
+  const auto done = static_cast<double>(progress.steps - progress.steps_left);
+  bars.push_back(
+      {.label = "together", .fraction = done / static_cast<double>(progress.steps), .text = text});
   return bars;
 }
 

@@ -126,6 +126,7 @@ class Grid {
     // All of them before the first starts: what cannot run is to be known at once.
     for (const auto& run : runs) {
       prepare(run.config, folder_of(run));
+      steps_ += run.config.steps;
       if (read_summary(folder_of(run))) {
         ++outcome_.finished;
       } else {
@@ -209,6 +210,7 @@ class Grid {
     GridProgress progress{.finished = outcome_.finished,
                           .failed = outcome_.failed.size(),
                           .all = outcome_.all,
+                          .steps = steps_,
                           .steps_done = steps_done_,
                           .steps_left = steps_waiting_,
                           .seconds = seconds_since(start_)};
@@ -227,6 +229,7 @@ class Grid {
   GridOutcome outcome_;
   std::deque<const PlannedRun*> waiting_;
   std::list<Child> active_;
+  int64_t steps_ = 0;
   int64_t steps_done_ = 0;
   int64_t steps_waiting_ = 0;
   Clock::time_point start_ = Clock::now();
