@@ -61,6 +61,18 @@ TEST(Experiments, UnknownNamesSuggestTheNearest) {
   expect_error([] { optimizer_entry("ddc-adm"); }, {"did you mean 'ddc-adam'"});
 }
 
+/// Those on real data have tests of their own, with data of their own.
+TEST(Testbeds, GaugesPassTheGate) {
+  for (const auto& entry : testbed_entries()) {
+    if (entry.name == "language_model" || entry.name == "fashion_mnist") continue;
+    const auto bed = entry.make(complete(entry.name, entry.settings, {}));
+    const auto params = bed.init(1, at::kDouble);
+    const auto verdict = gate(bed.gauges(params), params, testbeds::evaluation_of(bed, params));
+    EXPECT_TRUE(verdict.passed) << entry.name << ": " << verdict.residual << " > "
+                                << verdict.tolerance;
+  }
+}
+
 TEST(Tables, MedianCountsRunsThatNeverArriveAsLate) {
   EXPECT_EQ(median({300, INFINITY, 100}), 300);
   EXPECT_EQ(median({INFINITY, 200, INFINITY}), INFINITY);
