@@ -74,7 +74,7 @@ at::Tensor read_idx(const std::filesystem::path& path, int64_t axes) {
     shape.push_back(number());
     // Divided, not multiplied: the product may be too large for any number.
     TORCH_CHECK(shape.back() > 0 && count <= most_bytes / shape.back(), "'", path.string(),
-                "' says that its axes have sizes ", shape);
+                "' says that its axes have sizes ", at::IntArrayRef(shape));
     count *= shape.back();
   }
   auto result = at::empty(shape, at::kByte);

@@ -133,7 +133,7 @@ TEST(Text, TablesMayFillUp) {
   const Folder folder;
   std::string noise;
   std::mt19937 source(1);
-  while (noise.size() < 300000) noise += static_cast<char>(source() & 255);
+  while (noise.size() < 200000) noise += static_cast<char>(source() & 255);
   EXPECT_EQ(load_text(folder.write("full", packed(noise, noise.size()))), noise);
 }
 
