@@ -7,6 +7,7 @@
 #include <string>
 
 #include "ddc/experiments/experiment.h"
+#include "support/errors.h"
 
 namespace ddc::experiments {
 namespace {
@@ -48,16 +49,20 @@ Values language_values(double validation_loss, double accuracy) {
 }
 
 TEST(OverTraining, DirectionsOfThePaperAreReproducedOnlyBeyondTheSpreadOfSeeds) {
-  const auto result = evaluated("over_training", language_values(3, 0.3),
-                                [](const std::string& arm, uint64_t seed) {
-                                  // Seeds differ by 0.01; Muon's arms by as little.
-                                  const double noise = seed == 42 ? 0 : 0.01;
-                                  const double loss = arm == "AdamW" ? 5 : 4;
-                                  return language_values(loss + noise, 0.3 + noise);
-                                });
+  const auto result = evaluated(
+      "over_training", language_values(3, 0.3), [](const std::string& arm, uint64_t seed) {
+        // Seeds differ by 0.01; Muon's arms by as little.
+        const double noise = seed == 42 ? 0 : 0.01;
+        auto values = language_values((arm == "AdamW" ? 5 : 4) + noise, 0.3 + noise);
+        values["sigma_min"] = arm == "AdamW" ? 3 : 1;
+        return values;
+      });
   EXPECT_EQ(claim(result, "validation loss, AdamW against DDCAdam").outcome, Outcome::reproduced);
   EXPECT_EQ(claim(result, "validation less train").outcome, Outcome::reproduced);
   EXPECT_EQ(claim(result, "validation accuracy, AdamW").outcome, Outcome::not_reproduced);
+  EXPECT_EQ(claim(result, "sigma_min").outcome, Outcome::reproduced);
+  EXPECT_EQ(claim(result, "sigma_min").measured, "1.5 ± 0 against 0.5 ± 0");
+  EXPECT_EQ(claim(result, "exact polar factor").outcome, Outcome::reproduced);
   EXPECT_EQ(claim(result, "validation loss, Muon").outcome, Outcome::not_reproduced);
   EXPECT_EQ(claim(result, "validation loss, Muon").measured,
             "4.01 ± 0.00577 against 4.01 ± 0.00577");
@@ -116,6 +121,34 @@ TEST(Compression, AccuraciesThatDifferAreNotTied) {
                                   return vision_values(1, arm == "AdamW" ? 0.8 : 0.82, 0, 5);
                                 });
   EXPECT_EQ(claim(result, "validation accuracy").outcome, Outcome::not_reproduced);
+}
+
+TEST(Compression, TellsWhetherAdamNeedsTwiceTheDecay) {
+  const auto outcome = [](double once, double twice) {
+    const auto result = evaluated("compression", vision_values(2, 0.1, 0, 5),
+                                  [=](const std::string& arm, uint64_t /*seed*/) {
+                                    auto values = vision_values(1, 0.8, 0, 5);
+                                    if (arm == "AdamW") values["gate_dead"] = once;
+                                    if (arm == "AdamW, twice the decay")
+                                      values["gate_dead"] = twice;
+                                    return values;
+                                  });
+    return claim(result, "twice the decay").outcome;
+  };
+  EXPECT_EQ(outcome(0, 30), Outcome::reproduced);
+  EXPECT_EQ(outcome(0, 0), Outcome::not_reproduced);
+  EXPECT_EQ(outcome(10, 30), Outcome::not_reproduced);
+}
+
+TEST(RealData, RunsWithoutTheirDataAreRefusedBeforeAnythingIsWritten) {
+  RunConfig images;
+  images.testbed = "fashion_mnist";
+  images.testbed_settings = {{"data", "/nowhere"}};
+  tests::expect_error([&] { completed(images); }, {"apt-get install dataset-fashion-mnist"});
+  RunConfig text;
+  text.testbed = "language_model";
+  text.testbed_settings = {{"text", "/nowhere"}};
+  tests::expect_error([&] { completed(text); }, {"there is no text '/nowhere'"});
 }
 
 }  // namespace
