@@ -24,7 +24,7 @@ need_command g++
 need_command make
 need_command cmake
 need_command ninja ninja-build
-for package in libgtest-dev libgmock-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev; do
+for package in libgtest-dev libgmock-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev zlib1g-dev; do
   need_package "$package"
 done
 need_command chromium  # for the tests of reports

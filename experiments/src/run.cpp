@@ -323,6 +323,7 @@ RunConfig completed(RunConfig config) {
                     config.keep_every);
   TORCH_CHECK_VALUE(config.dtype == "float32" || config.dtype == "float64",
                     "option dtype must be float32 or float64, got '", config.dtype, "'");
+  if (testbed.check) testbed.check(config.testbed_settings);
   return config;
 }
 

@@ -9,7 +9,7 @@
 #include "ddc/discover/gate.h"
 #include "ddc/experiments/catalogue.h"
 #include "support/errors.h"
-#include "support/temporary_directory.h"
+#include "support/folder.h"
 #include "tables.h"
 
 namespace ddc::experiments {
@@ -35,6 +35,8 @@ TEST(Experiments, EveryPlannedRunIsOne) {
                                              "0123456789.-_"),
                   std::string::npos)
             << run.name;
+        // Data of Debian's need not be installed where tests run.
+        if (testbed_entry(run.config.testbed).check) continue;
         EXPECT_NO_THROW(completed(run.config)) << experiment.name << ": " << run.name;
       }
       EXPECT_FALSE(names.empty()) << experiment.name;
@@ -43,7 +45,7 @@ TEST(Experiments, EveryPlannedRunIsOne) {
 }
 
 TEST(Experiments, WithoutRunsAllAreMissingAndNothingIsClaimed) {
-  const tests::TemporaryDirectory folder;
+  const tests::Folder folder;
   for (const auto& experiment : experiments()) {
     const auto result = evaluate(experiment, /*quick=*/false, folder.path());
     EXPECT_EQ(result.missing.size(), experiment.plan(false).size()) << experiment.name;
@@ -64,7 +66,7 @@ TEST(Experiments, UnknownNamesSuggestTheNearest) {
 /// Those on real data have tests of their own, with data of their own.
 TEST(Testbeds, GaugesPassTheGate) {
   for (const auto& entry : testbed_entries()) {
-    if (entry.name == "language_model" || entry.name == "fashion_mnist") continue;
+    if (entry.check) continue;
     const auto bed = entry.make(complete(entry.name, entry.settings, {}));
     const auto params = bed.init(1, at::kDouble);
     const auto verdict = gate(bed.gauges(params), params, testbeds::evaluation_of(bed, params));

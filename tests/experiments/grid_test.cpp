@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "support/errors.h"
-#include "support/temporary_directory.h"
+#include "support/folder.h"
 
 namespace ddc::experiments {
 namespace {
@@ -37,7 +37,7 @@ class Grid : public testing::Test {
       R"(echo '{"status": "finished", "steps": 10}' > "$0/summary.json")";
 
  private:
-  tests::TemporaryDirectory folder_;
+  tests::Folder folder_;
 };
 
 TEST_F(Grid, RunsOnlyWhatIsNotFinished) {

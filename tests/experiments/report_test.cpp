@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "support/errors.h"
-#include "support/temporary_directory.h"
+#include "support/folder.h"
 
 namespace ddc::tests {
 namespace {
@@ -255,7 +255,7 @@ class WriteReport : public testing::Test {
     return names;
   }
 
-  tests::TemporaryDirectory temporary_;
+  tests::Folder temporary_;
   const fs::path& directory_ = temporary_.path();
 };
 

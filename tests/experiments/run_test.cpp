@@ -8,7 +8,7 @@
 #include <string>
 
 #include "support/errors.h"
-#include "support/temporary_directory.h"
+#include "support/folder.h"
 
 namespace ddc::experiments {
 namespace {
@@ -47,7 +47,7 @@ class Run : public testing::Test {
   }
 
  private:
-  tests::TemporaryDirectory folder_;
+  tests::Folder folder_;
 };
 
 TEST_F(Run, InterruptedManyTimesIsTheSameToTheLastBit) {

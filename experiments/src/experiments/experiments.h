@@ -11,5 +11,7 @@ Experiment diagonal();
 Experiment row_shift();
 Experiment parity();
 Experiment grokking();
+Experiment over_training();
+Experiment compression();
 
 }  // namespace ddc::experiments

@@ -223,14 +223,12 @@ void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
       const auto members = cell(runs, arm, lr, weight_decay);
       const auto steps = values(members, grok_step);
       std::string listed;
-      double drift = 0;
       for (const double step : steps) listed += (listed.empty() ? "" : ", ") + text(step);
-      for (const auto* run : members) drift = std::max(drift, run->last("drift"));
       const auto count = std::count_if(steps.begin(), steps.end(),
                                        [](double step) { return std::isfinite(step); });
       result.table.rows.push_back({arm, text(lr), text(weight_decay),
                                    std::to_string(members.size()), std::to_string(count),
-                                   text(median(steps)), listed, text(drift)});
+                                   text(median(steps)), listed, text(largest_drift(members))});
     }
   }
   for (auto& map : {heat_map(runs, "AdamW and DDCAdam", adam_arms()),

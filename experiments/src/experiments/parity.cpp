@@ -70,10 +70,6 @@ std::vector<PlannedRun> plan(bool quick) {
   return runs;
 }
 
-Read last(const char* metric) {
-  return [metric](const FinishedRun& run) { return run.last(metric); };
-}
-
 /// The runs of arm `slug` at a weight decay.
 std::vector<const FinishedRun*> runs_of(const std::vector<FinishedRun>& runs, const char* slug,
                                         double weight_decay) {
@@ -185,8 +181,7 @@ void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
   result.table.columns = {"arm",        "seeds",      "final accuracy", "gain",
                           "joint norm", "dead units", "drift (RMS)",    "largest drift"};
   for (const auto& [arm, group] : by_arm(runs)) {
-    double largest = 0;
-    for (const auto* run : group) largest = std::max(largest, run->last("drift"));
+    const double largest = largest_drift(group);
     result.table.rows.push_back(
         {arm, std::to_string(group.size()), spread_text(values(group, last("accuracy"))),
          text(mean(values(group, last("gain")))), text(mean(values(group, last("joint_norm")))),
