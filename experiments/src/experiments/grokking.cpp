@@ -23,6 +23,7 @@ const std::vector<Arm>& adam_arms() {
   static const std::vector<Arm> arms = {
       {"AdamW", "adamw", "adamw", Json::object()},
       {"DDCAdam", "ddc-adam", "ddc-adam", Json::object()},
+      {"DDCAdam, balanced", "ddc-adam-balanced", "ddc-adam", {{"coordinates", "balanced"}}},
       {"DDCAdam, polar", "ddc-adam-polar", "ddc-adam", {{"coordinates", "polar"}}},
   };
   return arms;
@@ -60,12 +61,13 @@ PlannedRun planned(const Arm& arm, double lr, double weight_decay, uint64_t seed
 
 struct Cell {
   double lr, weight_decay;
-  /// The paper's 15000, but where AdamW is through long before and what has not grokked will not.
+  /// The paper's 15000, but where all is decided long before: what decay has taken by then does not come
+  /// back.
   int64_t steps;
 };
 
 /// Those that grok soonest first.
-constexpr std::array<Cell, 9> adam_cells = {{{1e-3, 2, 15000},
+constexpr std::array<Cell, 9> adam_cells = {{{1e-3, 2, 5000},
                                              {3e-3, 2, 3000},
                                              {3e-3, 1, 3000},
                                              {3e-3, 0.5, 3000},
@@ -87,7 +89,7 @@ std::vector<PlannedRun> plan(bool quick) {
     for (const auto& at : adam_cells) {
       for (const uint64_t seed : three_seeds) {
         for (const auto& arm : adam_arms()) {
-          if (arm.settings.contains("coordinates") != polar) continue;
+          if ((arm.settings.value("coordinates", "") == "polar") != polar) continue;
           runs.push_back(planned(arm, at.lr, at.weight_decay, seed, at.steps, 50));
         }
       }
