@@ -77,9 +77,26 @@ constexpr std::array<Cell, 9> adam_cells = {{{1e-3, 2, 5000},
                                              {3e-4, 1, 15000},
                                              {3e-4, 0.5, 15000}}};
 
-std::vector<PlannedRun> plan(bool quick) {
+/// A smaller network on a smaller modulus, one seed.
+std::vector<PlannedRun> quick_plan() {
   std::vector<PlannedRun> runs;
-  if (quick) return runs;
+  for (const auto& arm : muon_arms()) {
+    runs.push_back(planned(arm, 0.02, 0.4, three_seeds.front(), 2000, 50));
+  }
+  for (const auto& arm : adam_arms()) {
+    if (arm.settings.value("coordinates", "") == "polar") continue;
+    runs.push_back(planned(arm, 1e-3, 1, three_seeds.front(), 3500, 50));
+  }
+  for (auto& run : runs) {
+    run.config.testbed_settings = {
+        {"modulus", 59}, {"train_fraction", 0.4}, {"d_model", 64}, {"d_ff", 128}};
+  }
+  return runs;
+}
+
+std::vector<PlannedRun> plan(bool quick) {
+  if (quick) return quick_plan();
+  std::vector<PlannedRun> runs;
   for (const double lr : {0.04, 0.02, 0.01}) {
     for (const uint64_t seed : three_seeds) {
       for (const auto& arm : muon_arms()) runs.push_back(planned(arm, lr, 0.4, seed, 5000, 25));
