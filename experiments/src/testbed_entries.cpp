@@ -18,10 +18,6 @@ const std::map<GaugeSet, std::string> names_of_sets = {
 
 }  // namespace
 
-// Enumerators are text in JSON; declared before the templates that convert them.
-void to_json(nlohmann::json& json, const GaugeSet& set);
-void from_json(const nlohmann::json& json, GaugeSet& set);
-
 /// The paper's set-up: no equals sign, and the rotations of heads among the gauges.
 struct GrokkingOptions : ModularAdditionOptions {
   GrokkingOptions() {
@@ -133,8 +129,10 @@ std::vector<TestbedEntry> make_entries() {
           "modular_addition", "a one-block transformer groks (a + b) mod 113",
           [](const GrokkingOptions& options) { return modular_addition(options); },
           {{"lr", 1e-3}, {"weight_decay", 2.0}, {"steps", 15000}}),
+      language_model_entry(),
+      fashion_mnist_entry(),
+      rope_grokking_entry(),
   };
-  entries.push_back(rope_grokking_entry());
   return entries;
 }
 

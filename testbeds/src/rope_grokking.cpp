@@ -97,10 +97,12 @@ std::vector<Gauge> listed_gauges(Transformer network, const RopeGrokkingOptions&
 Observations observe(const Testbed& bed, const Transformer& network, const RopeGrokkingSplit& split,
                      const Parameters& params) {
   const at::NoGradGuard no_grad;
-  const auto stream = residual_stream(network, params, split.test.inputs);
-  const auto test = unembed(network, params, stream);
-  const auto answers = stream.index({split.test.targets != ignored_target}).to(at::kDouble);
-  const auto sigma = at::linalg_svdvals(answers);
+  at::Tensor answers;
+  const auto test = traced_outputs(
+      network, params, split.test.inputs, [&](const std::string& name, const at::Tensor& values) {
+        if (name == "stream") answers = values.index({split.test.targets != ignored_target});
+      });
+  const auto sigma = at::linalg_svdvals(answers.to(at::kDouble));
   const auto share = sigma / sigma.sum();
   const auto entropy = -at::xlogy(share, share).sum();
   return {

@@ -165,34 +165,27 @@ std::optional<int64_t> read_position(const Transformer& network, int64_t time) {
 }
 
 at::Tensor feed_forward(const Parameters& params, const std::string& name, Kind kind,
-                        const at::Tensor& x) {
+                        const at::Tensor& x, const Trace& trace) {
   const auto gelu = [](const at::Tensor& z) { return at::gelu(z); };
   if (kind == Kind::swiglu) {
     return gated(params, name, x, [](const at::Tensor& z) { return at::silu(z); });
   }
   if (kind == Kind::geglu) return gated(params, name, x, gelu);
   const auto z = linear(params, name + ".up", x);
+  if (trace) trace(name + ".up", z);
   return linear(params, name + ".down",
                 kind == Kind::gelu ? gelu(z) : relu_power(z, relu_degree(kind)));
 }
 
-at::Tensor apply_norm(const Transformer& network, const Parameters& params, const std::string& name,
-                      const at::Tensor& x) {
-  return network.norm == Norm::layer
-             ? layer_norm(params, name, x, network.norm_eps)
-             : rms_norm(params, name, x, network.gain_is_offset, network.norm_eps);
-}
-
-const at::Tensor& unembedding_of(const Transformer& network, const Parameters& params) {
-  return params[network.tied ? "embedding.weight" : "unembedding.weight"].tensor;
-}
-
-at::Tensor stream(const Transformer& network, const Parameters& fixed, const Parameters& params,
-                  const at::Tensor& inputs) {
+at::Tensor logits(const Transformer& network, const Parameters& fixed, const Parameters& params,
+                  const at::Tensor& inputs, const Trace& trace = {}) {
   const auto norm = [&](const std::string& name, const at::Tensor& x) {
-    return apply_norm(network, params, name, x);
+    return network.norm == Norm::layer
+               ? layer_norm(params, name, x, network.norm_eps)
+               : rms_norm(params, name, x, network.gain_is_offset, network.norm_eps);
   };
-  const auto dtype = unembedding_of(network, params).scalar_type();
+  const auto& unembedding = params[network.tied ? "embedding.weight" : "unembedding.weight"].tensor;
+  const auto dtype = unembedding.scalar_type();
   const auto qk_norm_eps =
       network.qk_norm == QkNorm::none ? std::nullopt : std::optional(network.norm_eps);
   auto x = embed(network, network.fixed_embedding ? detached(fixed, dtype) : params, inputs);
@@ -211,7 +204,7 @@ at::Tensor stream(const Transformer& network, const Parameters& fixed, const Par
       x = keep(x);
       for (const auto& branch : step.branches) {
         auto y = (branch.feed_forward
-                      ? feed_forward(params, branch.name, *branch.feed_forward, keep(read))
+                      ? feed_forward(params, branch.name, *branch.feed_forward, keep(read), trace)
                       : attention(params, branch.name, read,
                                   {.heads = network.heads,
                                    .kv_heads = network.kv_heads,
@@ -227,7 +220,12 @@ at::Tensor stream(const Transformer& network, const Parameters& fixed, const Par
       if (after) x = norm(step.norm, x);
     }
   }
-  return x;
+  if (trace) trace("stream", x);
+  if (network.final_norm) x = norm("final_norm", x);
+  const auto bias = find(params, "unembedding.bias");
+  auto result = at::linear(x, unembedding, bias ? std::optional(bias->tensor) : std::nullopt);
+  if (network.softcap) result = (result / *network.softcap).tanh() * *network.softcap;
+  return network.readout == Readout::every_position ? result : result.squeeze(1);
 }
 
 }  // namespace
@@ -261,32 +259,23 @@ std::vector<ResidualStep> residual_steps(const Transformer& network, int64_t lay
   return steps;
 }
 
-at::Tensor residual_stream(const Transformer& network, const Parameters& params,
-                           const at::Tensor& inputs) {
-  return stream(network, fixed_tables(network), params, inputs);
-}
-
-at::Tensor unembed(const Transformer& network, const Parameters& params, at::Tensor x) {
-  if (network.final_norm) x = apply_norm(network, params, "final_norm", x);
-  const auto bias = find(params, "unembedding.bias");
-  auto result = at::linear(x, unembedding_of(network, params),
-                           bias ? std::optional(bias->tensor) : std::nullopt);
-  if (network.softcap) result = (result / *network.softcap).tanh() * *network.softcap;
-  return network.readout == Readout::every_position ? result : result.squeeze(1);
-}
-
 Testbed transformer_testbed(const Transformer& network) {
   check(network);
   Testbed bed;
   bed.init = [network](uint64_t seed, at::ScalarType dtype) { return init(network, seed, dtype); };
   bed.outputs = [network, fixed = fixed_tables(network)](const Parameters& params,
                                                          const at::Tensor& inputs) {
-    return unembed(network, params, stream(network, fixed, params, inputs));
+    return logits(network, fixed, params, inputs);
   };
   set_criterion(bed, network.z_loss == 0 ? Criterion(cross_entropy)
                                          : cross_entropy_with_z_loss(network.z_loss));
   bed.gauges = [network](const Parameters& params) { return transformer_gauges(network, params); };
   return bed;
+}
+
+at::Tensor traced_outputs(const Transformer& network, const Parameters& params,
+                          const at::Tensor& inputs, const Trace& trace) {
+  return logits(network, fixed_tables(network), params, inputs, trace);
 }
 
 }  // namespace ddc::testbeds

@@ -12,5 +12,7 @@ Experiment row_shift();
 Experiment parity();
 Experiment grokking();
 Experiment rope();
+Experiment over_training();
+Experiment compression();
 
 }  // namespace ddc::experiments
