@@ -4,11 +4,13 @@
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "draw.h"
 #include "layers.h"
 #include "options.h"
+#include "spectrum.h"
 #include "transformer.h"
 
 namespace ddc::testbeds {
@@ -97,20 +99,18 @@ std::vector<Gauge> listed_gauges(Transformer network, const RopeGrokkingOptions&
 Observations observe(const Testbed& bed, const Transformer& network, const RopeGrokkingSplit& split,
                      const Parameters& params) {
   const at::NoGradGuard no_grad;
-  at::Tensor answers;
+  Spectrum spectrum;
   const auto test = traced_outputs(
       network, params, split.test.inputs, [&](const std::string& name, const at::Tensor& values) {
-        if (name == "stream") answers = values.index({split.test.targets != ignored_target});
+        if (name != "stream") return;
+        spectrum = activation_spectrum(values.index({split.test.targets != ignored_target}));
       });
-  const auto sigma = at::linalg_svdvals(answers.to(at::kDouble));
-  const auto share = sigma / sigma.sum();
-  const auto entropy = -at::xlogy(share, share).sum();
   return {
       {"train_accuracy", accuracy(bed.outputs(params, split.train.inputs), split.train.targets)},
       {"test_accuracy", accuracy(test, split.test.targets)},
       {"test_bits", cross_entropy(test, split.test.targets).item<double>() / std::log(2)},
-      {"sigma_min", sigma.min().item<double>()},
-      {"effective_rank", entropy.exp().item<double>()}};
+      {"sigma_min", spectrum.sigma_min},
+      {"effective_rank", spectrum.effective_rank}};
 }
 
 }  // namespace
