@@ -87,6 +87,10 @@ def interrupt(process, folder, lines, number=signal.SIGINT):
             f" (ddc list testbeds {RELU}, ddc list optimizers adamw)",
         ),
         (["run", RELU, "--set", "beta3=3"], "did you mean 'beta1'?"),
+        (
+            ["run", "diagonal_network", "--optimizer", "muon", "--set", "scale=2"],
+            "both the testbed and the optimizer have a setting 'scale': write testbed.scale or",
+        ),
         (["run", RELU, "--set", "d_hidden"], "--set: must be NAME=VALUE, got 'd_hidden'"),
         (["run", RELU, "--set", "d_hidden=two"], "setting d_hidden must be a whole number, got"),
         (["run", RELU, "--set", "data_seed=-1"], "setting data_seed must be a whole number >= 0"),
@@ -99,7 +103,7 @@ def interrupt(process, folder, lines, number=signal.SIGINT):
         (["run", RELU, "--threads", "0"], "--threads: must be a whole number, from 1"),
         (["run", RELU, "--stop", "loss"], "--stop: must be NAME=VALUE, got 'loss'"),
         (["run", RELU, "--stop", "loss=low"], "--stop: must be METRIC=NUMBER, got 'loss=low'"),
-        (["run", "--resume", "none", "--steps", "5"], "--resume excludes --steps"),
+        (["run", "--resume", "none", "--steps", "5"], "--steps excludes --resume"),
         (["experiment", "contaiment"], "did you mean 'containment'? (ddc list experiments)"),
         (["experiment", "diagonal", "--jobs", "0"], "--jobs: must be a whole number, from 1"),
         (["compare", "one"], "B is required"),
@@ -140,8 +144,8 @@ def test_the_list_has_a_line_for_everything_that_can_be_named():
 def test_a_testbed_is_described_with_the_settings_that_run_accepts(tmp_path):
     described = printed_json("list", "testbeds", RELU)
     defaults = {setting["name"]: setting["default"] for setting in described["settings"]}
-    for name in defaults:
-        assert f"  {name} " in succeed("list", "testbeds", RELU).stdout
+    shown = succeed("list", "testbeds", RELU).stdout
+    assert all(f"  {name} " in shown for name in defaults)
     given = [f"{name}={json.dumps(value)}" for name, value in defaults.items()]
     settings = ["--set", *given, "--steps", 2, "--out", tmp_path]
     run = printed_json("run", RELU, *settings)["runs"][0]
@@ -188,6 +192,14 @@ def test_the_recipe_of_a_testbed_is_for_adam_and_other_optimizers_have_their_own
     config = printed_json("run", RELU, *given)["runs"][0]["config"]
     assert config["optimizer_settings"]["lr"] == 0.25
     assert config["optimizer_settings"]["weight_decay"] == 0.5
+
+
+def test_a_setting_that_both_have_says_whose_it_is(tmp_path):
+    given = ["--set", "testbed.scale=0.5", "optimizer.scale=frobenius", "--steps", 2]
+    arguments = ["diagonal_network", "--optimizer", "muon", *given, "--out", tmp_path]
+    config = printed_json("run", *arguments)["runs"][0]["config"]
+    assert config["testbed_settings"]["scale"] == 0.5
+    assert config["optimizer_settings"]["scale"] == "frobenius"
 
 
 def test_the_same_seed_is_the_same_to_the_last_bit_and_another_is_not(tmp_path):
@@ -461,7 +473,12 @@ def test_bars_of_an_experiment_leave_only_what_is_said(copied):
 def test_compare_shows_what_two_runs_differ_in(tmp_path):
     train(tmp_path / "a")
     train(tmp_path / "b", "--lr", 0.05)
-    levels = ["--level", "loss=5", "--level", "loss=1e-9"]
+    losses = {}
+    for side in ("a", "b"):
+        lines = (tmp_path / side / "metrics.jsonl").read_text().splitlines()
+        losses[side] = {line["step"]: line["loss"] for line in map(json.loads, lines)}
+    level = max(losses["a"][200], losses["b"][200])
+    levels = ["--level", f"loss={level}", "--level", "loss=0"]
     json_of = printed_json("compare", tmp_path / "a", tmp_path / "b", *levels)
     assert json_of["options"] == {"optimizer_settings/lr": {"a": 0.005, "b": 0.05}}
     assert not json_of["identical"]
@@ -469,11 +486,10 @@ def test_compare_shows_what_two_runs_differ_in(tmp_path):
     assert json_of["first_difference"]["step"] == 10
     reached, never = json_of["reached"]
     for side in ("a", "b"):
-        metrics = map(json.loads, (tmp_path / side / "metrics.jsonl").read_text().splitlines())
-        assert reached[side] == next(line["step"] for line in metrics if line["loss"] <= 5)
+        assert reached[side] == min(step for step, loss in losses[side].items() if loss <= level)
         assert never[side] is None
     shown = succeed("compare", tmp_path / "a", tmp_path / "b", *levels).stdout
-    assert "optimizer_settings/lr  0.005" in shown
+    assert ["optimizer_settings/lr", "0.005", "0.05"] in map(str.split, shown.splitlines())
     assert "first differ at step 10, in drift" in shown
     train(tmp_path / "longer", steps=210)
     shown = succeed("compare", tmp_path / "a", tmp_path / "longer").stdout
