@@ -13,7 +13,8 @@ struct Arm {
 };
 
 /// What weight decay does depends on its product with rate and steps, and our runs are short. (The paper
-/// has 0.1 and 0.2, over 50000 steps at a rate that it does not state.)
+/// has 0.1 and 0.2, over 50000 steps at a rate that it does not state.) At these numbers AdamW keeps its
+/// units, if barely, as in the paper.
 constexpr double weight_decay = 1.0;
 constexpr double lr = 1e-3;
 
@@ -47,7 +48,7 @@ PlannedRun planned(const Arm& arm, uint64_t seed, bool quick) {
   config.optimizer_settings["lr"] = lr;
   config.optimizer_settings["weight_decay"] = arm.weight_decay;
   config.seed = seed;
-  config.steps = 3000;
+  config.steps = 2000;
   config.evaluate_every = 100;
   if (quick) {
     config.testbed_settings = {{"train_samples", 1000},
@@ -99,7 +100,7 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
       compared(runs, {"dead ReLU units, AdamW against DDCAdam", plain, polar, last("dead_relu"), 11,
                       3850, ""}),
       compared(runs, {"gate-dead units, AdamW against DDCAdam", plain, polar, last("gate_dead"), 0,
-                      284, ""}),
+                      284, "The paper's number is the mean of its three seeds: 295, 503 and 53."}),
       compared(runs, {"sigma_min of the last activations, AdamW against DDCAdam", plain, polar,
                       last("sigma_min"), 16.09, 4.24, ""}),
       needs_twice_the_decay(runs),
