@@ -210,7 +210,12 @@
   }
 
   function heatFigure(map, panel, range, look) {
-    const axis = { type: "category", automargin: true, fixedrange: true, ticks: "", showgrid: false, zeroline: false };
+    // Said, because Plotly does not take them from a panel without any value.
+    const axis = (title, settings) => ({
+      type: "category", categoryorder: "array", categoryarray: settings, range: [-0.5, settings.length - 0.5],
+      automargin: true, fixedrange: true, ticks: "", showgrid: false, zeroline: false,
+      title: { text: plain(title) },
+    });
     const [low, high] = range;
     const numbers = panel.z.flatMap((row, i) => row.flatMap((z, j) => (z === null ? [] : {
       x: j, y: i, text: shown(z), showarrow: false,
@@ -231,8 +236,8 @@
         title: { text: plain(panel.arm), font: { size: 14, color: look.text }, x: 0.5, y: 0.97, yanchor: "top" },
         dragmode: false,
         annotations: numbers,
-        xaxis: { ...axis, title: { text: plain(map.x) } },
-        yaxis: { ...axis, title: { text: plain(map.y) } },
+        xaxis: axis(map.x, panel.x),
+        yaxis: axis(map.y, panel.y),
       }),
     };
   }

@@ -5,11 +5,13 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -107,6 +109,37 @@ class DriftMeter {
   std::vector<at::Tensor> start_;
 };
 
+/// How far a step turns the weights along the orbits of rotations, which have no coordinate. Of the
+/// testbed's gauges, bound or not, on whose tensors nothing but rotations acts: where a scale changes the
+/// units of the weights, a horizontal step turns them too.
+class TurnMeter {
+ public:
+  TurnMeter(Parameters params, std::vector<Gauge> gauges)
+      : params_(std::move(params)), gauges_(std::move(gauges)) {
+    std::set<std::string> scaled;
+    for (const auto& gauge : gauges_) {
+      if (gauge.mixes()) continue;
+      for (const auto& leg : gauge.legs) scaled.insert(leg.tensor);
+    }
+    std::erase_if(gauges_, [&](const Gauge& gauge) {
+      return !gauge.mixes() ||
+             std::any_of(gauge.legs.begin(), gauge.legs.end(),
+                         [&](const Leg& leg) { return scaled.contains(leg.tensor); });
+    });
+  }
+
+  void before_step() { before_ = testbeds::turned_parts(gauges_, params_); }
+  void after_step(std::map<std::string, double>& values) const {
+    if (before_.empty()) return;
+    values["turn"] = testbeds::largest_turn(before_, testbeds::turned_parts(gauges_, params_));
+  }
+
+ private:
+  Parameters params_;
+  std::vector<Gauge> gauges_;
+  std::vector<at::Tensor> before_;
+};
+
 /// "; delete '...' to start the run over", what errors of a run that cannot go on end with.
 std::string how_to_start_over(const fs::path& folder) {
   return std::string("; delete '")
@@ -158,6 +191,7 @@ class Run {
         optimizer_(
             optimizer_entry(config_.optimizer).make(config_.optimizer_settings, params_, gauges_)),
         drift_(*optimizer_, params_, gauges_),
+        turn_(params_, gauges_),
         schedule_(*optimizer_, {.warmup = config_.warmup,
                                 .total = config_.steps,
                                 .final_fraction = config_.cosine ? 0.0 : 1.0}),
@@ -180,19 +214,29 @@ class Run {
       }
       if (config_.keep_every > 0 && step_ % config_.keep_every == 0) save(kept_checkpoint());
       const double loss = testbeds::backward(testbed_, params_, batch());
-      if (step_ % config_.evaluate_every == 0 && measure(loss, hooks)) {
-        return finish(RunStatus::reached);
+      std::optional<Measurement> measurement;
+      if (step_ % config_.evaluate_every == 0) measurement = measure(loss);
+      const bool reached = measurement && is_reached(*measurement);
+      if (reached || !std::isfinite(loss) || !gradients_are_finite()) {
+        if (measurement) record(*measurement, hooks);
+        return finish(reached ? RunStatus::reached : RunStatus::diverged);
       }
-      if (!std::isfinite(loss) || !gradients_are_finite()) return finish(RunStatus::diverged);
+      if (measurement) turn_.before_step();
       optimizer_->step();
       schedule_.step();
+      if (measurement) {
+        turn_.after_step(measurement->values);
+        record(*measurement, hooks);
+      }
       if (hooks.step) hooks.step(step_ + 1, loss);
     }
     const at::NoGradGuard no_grad;
     const double loss = testbed_.loss(params_, batch()).item<double>();
-    const bool reached = measure(loss, hooks);
-    return finish(reached ? RunStatus::reached
-                          : (std::isfinite(loss) ? RunStatus::finished : RunStatus::diverged));
+    const auto measurement = measure(loss);
+    record(measurement, hooks);
+    return finish(is_reached(measurement)
+                      ? RunStatus::reached
+                      : (std::isfinite(loss) ? RunStatus::finished : RunStatus::diverged));
   }
 
  private:
@@ -237,15 +281,22 @@ class Run {
     return true;
   }
 
-  /// Whether the stop metric has been reached.
-  bool measure(double loss, const RunHooks& hooks) {
+  Measurement measure(double loss) const {
     Measurement measurement{.step = step_, .values = {{"loss", loss}}};
     drift_.measure(measurement.values);
     if (testbed_.observe) {
       for (const auto& [name, value] : testbed_.observe(params_)) measurement.values[name] = value;
     }
+    return measurement;
+  }
+
+  void record(const Measurement& measurement, const RunHooks& hooks) {
     metrics_.add(measurement);
     if (hooks.measured) hooks.measured(measurement);
+  }
+
+  /// Whether the stop metric has been reached.
+  bool is_reached(const Measurement& measurement) const {
     if (config_.stop_metric.empty()) return false;
     const auto found = measurement.values.find(config_.stop_metric);
     TORCH_CHECK_VALUE(found != measurement.values.end(), "stop_metric: testbed '", config_.testbed,
@@ -269,6 +320,7 @@ class Run {
   std::vector<Gauge> gauges_;
   std::unique_ptr<LiftedOptimizer> optimizer_;
   DriftMeter drift_;
+  TurnMeter turn_;
   WarmupScheduler schedule_;
   int64_t step_;
   Metrics metrics_;
@@ -323,6 +375,7 @@ RunConfig completed(RunConfig config) {
                     config.keep_every);
   TORCH_CHECK_VALUE(config.dtype == "float32" || config.dtype == "float64",
                     "option dtype must be float32 or float64, got '", config.dtype, "'");
+  if (testbed.check) testbed.check(config.testbed_settings);
   return config;
 }
 

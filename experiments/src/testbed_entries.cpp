@@ -7,6 +7,7 @@
 #include "ddc/testbeds/modular_addition.h"
 #include "ddc/testbeds/sparse_parity.h"
 #include "ddc/testbeds/teacher_student.h"
+#include "entries.h"
 #include "find_entry.h"
 
 namespace ddc::testbeds {
@@ -16,10 +17,6 @@ const std::map<GaugeSet, std::string> names_of_sets = {
     {GaugeSet::abelian, "abelian"}, {GaugeSet::rotations, "rotations"}, {GaugeSet::full, "full"}};
 
 }  // namespace
-
-// Enumerators are text in JSON; declared before the templates that convert them.
-void to_json(nlohmann::json& json, const GaugeSet& set);
-void from_json(const nlohmann::json& json, GaugeSet& set);
 
 /// The paper's set-up: no equals sign, and the rotations of heads among the gauges.
 struct GrokkingOptions : ModularAdditionOptions {
@@ -132,6 +129,9 @@ std::vector<TestbedEntry> make_entries() {
           "modular_addition", "a one-block transformer groks (a + b) mod 113",
           [](const GrokkingOptions& options) { return modular_addition(options); },
           {{"lr", 1e-3}, {"weight_decay", 2.0}, {"steps", 15000}}),
+      language_model_entry(),
+      fashion_mnist_entry(),
+      rope_grokking_entry(),
   };
   return entries;
 }

@@ -165,19 +165,20 @@ std::optional<int64_t> read_position(const Transformer& network, int64_t time) {
 }
 
 at::Tensor feed_forward(const Parameters& params, const std::string& name, Kind kind,
-                        const at::Tensor& x) {
+                        const at::Tensor& x, const Trace& trace) {
   const auto gelu = [](const at::Tensor& z) { return at::gelu(z); };
   if (kind == Kind::swiglu) {
     return gated(params, name, x, [](const at::Tensor& z) { return at::silu(z); });
   }
   if (kind == Kind::geglu) return gated(params, name, x, gelu);
   const auto z = linear(params, name + ".up", x);
+  if (trace) trace(name + ".up", z);
   return linear(params, name + ".down",
                 kind == Kind::gelu ? gelu(z) : relu_power(z, relu_degree(kind)));
 }
 
 at::Tensor logits(const Transformer& network, const Parameters& fixed, const Parameters& params,
-                  const at::Tensor& inputs) {
+                  const at::Tensor& inputs, const Trace& trace = {}) {
   const auto norm = [&](const std::string& name, const at::Tensor& x) {
     return network.norm == Norm::layer
                ? layer_norm(params, name, x, network.norm_eps)
@@ -203,7 +204,7 @@ at::Tensor logits(const Transformer& network, const Parameters& fixed, const Par
       x = keep(x);
       for (const auto& branch : step.branches) {
         auto y = (branch.feed_forward
-                      ? feed_forward(params, branch.name, *branch.feed_forward, keep(read))
+                      ? feed_forward(params, branch.name, *branch.feed_forward, keep(read), trace)
                       : attention(params, branch.name, read,
                                   {.heads = network.heads,
                                    .kv_heads = network.kv_heads,
@@ -219,6 +220,7 @@ at::Tensor logits(const Transformer& network, const Parameters& fixed, const Par
       if (after) x = norm(step.norm, x);
     }
   }
+  if (trace) trace("stream", x);
   if (network.final_norm) x = norm("final_norm", x);
   const auto bias = find(params, "unembedding.bias");
   auto result = at::linear(x, unembedding, bias ? std::optional(bias->tensor) : std::nullopt);
@@ -269,6 +271,11 @@ Testbed transformer_testbed(const Transformer& network) {
                                          : cross_entropy_with_z_loss(network.z_loss));
   bed.gauges = [network](const Parameters& params) { return transformer_gauges(network, params); };
   return bed;
+}
+
+at::Tensor traced_outputs(const Transformer& network, const Parameters& params,
+                          const at::Tensor& inputs, const Trace& trace) {
+  return logits(network, fixed_tables(network), params, inputs, trace);
 }
 
 }  // namespace ddc::testbeds

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "support/errors.h"
+#include "support/folder.h"
 
 namespace ddc::experiments {
 namespace {
@@ -17,9 +18,6 @@ using tests::expect_error;
 /// Runs of a grid are programs; these are scripts that get the folder of the run as $0.
 class Grid : public testing::Test {
  protected:
-  Grid() : folder_(fs::path(testing::TempDir()) / "ddc_grid_test") { fs::remove_all(folder_); }
-  ~Grid() override { fs::remove_all(folder_); }
-
   static std::vector<PlannedRun> plan(int64_t steps = 10) {
     std::vector<PlannedRun> runs;
     for (const auto* name : {"one", "two", "three"}) {
@@ -33,13 +31,13 @@ class Grid : public testing::Test {
     return {.jobs = 2, .command = {"/bin/sh", "-c", text}};
   }
 
-  const fs::path& folder() const { return folder_; }
+  const fs::path& folder() const { return folder_.path(); }
 
   static constexpr const char* finish =
       R"(echo '{"status": "finished", "steps": 10}' > "$0/summary.json")";
 
  private:
-  fs::path folder_;
+  tests::Folder folder_;
 };
 
 TEST_F(Grid, RunsOnlyWhatIsNotFinished) {

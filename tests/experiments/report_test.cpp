@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "support/errors.h"
+#include "support/folder.h"
 
 namespace ddc::tests {
 namespace {
@@ -229,13 +229,6 @@ TEST(ResultsMarkdown, EscapesWhatWouldBeMarkup) {
 
 class WriteReport : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "ddc_report_XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { fs::remove_all(directory_); }
-
   void save(const fs::path& name, const std::string& text) const {
     fs::create_directories((directory_ / name).parent_path());
     std::ofstream(directory_ / name) << text;
@@ -262,7 +255,8 @@ class WriteReport : public testing::Test {
     return names;
   }
 
-  fs::path directory_;
+  tests::Folder temporary_;
+  const fs::path& directory_ = temporary_.path();
 };
 
 TEST_F(WriteReport, PutsTheReportBesideAnExperimentsResult) {

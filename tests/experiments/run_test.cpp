@@ -8,6 +8,7 @@
 #include <string>
 
 #include "support/errors.h"
+#include "support/folder.h"
 
 namespace ddc::experiments {
 namespace {
@@ -17,10 +18,7 @@ using tests::expect_error;
 
 class Run : public testing::Test {
  protected:
-  Run() : folder_(fs::path(testing::TempDir()) / "ddc_run_test") { fs::remove_all(folder_); }
-  ~Run() override { fs::remove_all(folder_); }
-
-  fs::path folder(const std::string& name) const { return folder_ / name; }
+  fs::path folder(const std::string& name) const { return folder_.path() / name; }
 
   static RunConfig config() {
     return {.testbed = "relu_teacher_student",
@@ -49,7 +47,7 @@ class Run : public testing::Test {
   }
 
  private:
-  fs::path folder_;
+  tests::Folder folder_;
 };
 
 TEST_F(Run, InterruptedManyTimesIsTheSameToTheLastBit) {

@@ -76,7 +76,6 @@ std::vector<PlannedRun> plan(bool quick) {
 Read moved(const char* mode) {
   return [mode](const FinishedRun& run) { return run.last(mode) - run.first(mode); };
 }
-double final_loss(const FinishedRun& run) { return run.last("loss"); }
 
 void compare(const Task& task, const std::vector<FinishedRun>& runs, Result& result) {
   const auto adamw = of_arm(runs, arm_name(task, arms()[0]));
@@ -108,8 +107,8 @@ void compare(const Task& task, const std::vector<FinishedRun>& runs, Result& res
            "The paper's rest is the error of adding a tangential to a radial step. Here the "
            "direction is renormalised and the joint scale split so that r is unchanged: what is "
            "left is the rounding of float32."});
-  const double plain_loss = mean(values(adamw, final_loss));
-  const double held_loss = mean(values(polar, final_loss));
+  const double plain_loss = mean(values(adamw, last("loss")));
+  const double held_loss = mean(values(polar, last("loss")));
   const double ours = std::log10(held_loss / plain_loss);
   const double papers = std::log10(task.ddc_loss / task.adamw_loss);
   const bool matches = std::abs(ours - papers) < 0.3;
@@ -132,12 +131,11 @@ void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
                           "final loss"};
   for (const auto& [arm, group] : by_arm(runs)) {
     const bool relu = arm.starts_with(tasks[0].name);
-    double largest = 0;
-    for (const auto* run : group) largest = std::max(largest, run->last("drift"));
+    const double largest = largest_drift(group);
     result.table.rows.push_back(
         {arm, std::to_string(group.size()),
          spread_text(values(group, moved(relu ? tasks[0].mode : tasks[1].mode))), text(largest),
-         spread_text(values(group, final_loss))});
+         spread_text(values(group, last("loss")))});
   }
   for (const auto& task : tasks) compare(task, runs, result);
   for (const auto& task : tasks) {

@@ -36,10 +36,6 @@ std::vector<PlannedRun> plan(bool quick) {
   return runs;
 }
 
-Read last(const char* metric) {
-  return [metric](const FinishedRun& run) { return run.last(metric); };
-}
-
 void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
   result.table.columns = {"arm", "seeds", "drift (RMS)", "mode norm", "order k", "final loss"};
   for (const auto& [arm, group] : by_arm(runs)) {

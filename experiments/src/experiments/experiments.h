@@ -11,5 +11,8 @@ Experiment diagonal();
 Experiment row_shift();
 Experiment parity();
 Experiment grokking();
+Experiment rope();
+Experiment over_training();
+Experiment compression();
 
 }  // namespace ddc::experiments

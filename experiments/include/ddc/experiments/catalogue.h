@@ -24,6 +24,8 @@ struct TestbedEntry {
   std::function<testbeds::Testbed(const Json& settings)> make;
   /// The recipe that `ddc run` follows where nothing else is said: settings of the optimizer, and "steps".
   Json recipe = Json::object();
+  /// Throws if data are missing that `make` would read, saying what to install. May be empty.
+  std::function<void(const Json& settings)> check = {};
 };
 
 /// An optimizer by name. All of them are the one step loop of LiftedOptimizer: without gauges that is the

@@ -57,7 +57,9 @@ RunConfig completed(RunConfig config);
 struct Measurement {
   int64_t step = 0;
   /// "loss" of the step's batch; "drift" and "drift_rms", of the gauge coordinates since the start, the
-  /// largest of any channel and the root of the mean square; and what the testbed observes.
+  /// largest of any channel and the root of the mean square; "turn", the largest angle by which the next
+  /// step turns a block of a rotation along its orbit (where nothing but rotations acts on its tensors, and
+  /// there is a next step); and what the testbed observes.
   std::map<std::string, double> values;
 };
 
