@@ -211,7 +211,9 @@ def test_the_same_seed_is_the_same_to_the_last_bit_and_another_is_not(tmp_path):
 
 
 def test_several_seeds_have_a_folder_each(tmp_path):
-    runs = printed_json("run", RELU, *TINY, "--steps", 20, "--seeds", "1,2", "--out", tmp_path)["runs"]
+    runs = printed_json("run", RELU, *TINY, "--steps", 20, "--seeds", "1,2", "--out", tmp_path)[
+        "runs"
+    ]
     assert [run["folder"] for run in runs] == [str(tmp_path / "seed1"), str(tmp_path / "seed2")]
     assert (tmp_path / "seed1" / "metrics.jsonl").read_bytes() == train(
         tmp_path / "alone", "--seeds", 1, steps=20
@@ -224,7 +226,9 @@ def test_a_run_stops_where_a_metric_is_reached(tmp_path):
     assert result.returncode == USAGE
     assert f"testbed '{RELU}' does not observe 'step_is_none'" in result.stderr
     stop = ["--stop", "loss=0"]
-    run = printed_json("run", RELU, *TINY, "--steps", 20, "--out", tmp_path / "now", *stop)["runs"][0]
+    run = printed_json("run", RELU, *TINY, "--steps", 20, "--out", tmp_path / "now", *stop)["runs"][
+        0
+    ]
     assert (run["status"], run["step"]) == ("reached", 0)
 
 
@@ -394,7 +398,9 @@ def test_an_interrupted_experiment_says_how_to_go_on(uninterrupted, tmp_path):
     command = shlex.split(said.splitlines()[-1])
     assert command == [str(tool()), *EXPERIMENT, "--out", str(tmp_path)]
     # Those that were under way have saved.
-    unfinished = [p for p in (folder_in(tmp_path) / "runs").iterdir() if not (p / "summary.json").exists()]
+    unfinished = [
+        p for p in (folder_in(tmp_path) / "runs").iterdir() if not (p / "summary.json").exists()
+    ]
     assert any((folder / "checkpoints").exists() for folder in unfinished)
     succeed(*command[1:])
     assert written_in(tmp_path) == written_in(uninterrupted[0])
@@ -407,7 +413,9 @@ def handles(process, number):
 
 
 def children_of(process):
-    return [int(pid) for pid in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
+    return [
+        int(pid) for pid in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
+    ]
 
 
 def test_an_experiment_waits_for_its_runs_to_save_and_a_second_interruption_does_not(tmp_path):
