@@ -377,16 +377,22 @@ void add_run(CLI::App& app) {
                    "folder of the run, or of the folders of several "
                    "(default: out/runs/TESTBED-OPTIMIZER-seedN)")
       ->type_name("FOLDER");
+  // Not by `excludes`, which repeats itself in the help of every option.
   const auto of_new_runs = command->get_options(
       [](const CLI::Option* option) { return option->get_name() != "--help"; });
-  auto* resume =
-      command->add_option("--resume", settings->resume, "go on with the runs in these folders")
-          ->type_name("FOLDER");
-  for (auto* option : of_new_runs) resume->excludes(option);
+  command->add_option("--resume", settings->resume, "go on with the runs in these folders")
+      ->type_name("FOLDER");
   command->add_flag("--json", settings->json, "print JSON instead of a table");
   command->add_flag("--quiet", settings->quiet, "show no progress and no table");
   command->add_option("--with-parent", settings->parent)->group("");
-  command->callback([settings] { run(*settings); });
+  command->callback([settings, of_new_runs] {
+    for (const auto* option : of_new_runs) {
+      if (!settings->resume.empty() && option->count() > 0) {
+        throw CLI::ExcludesError("--resume", option->get_name());
+      }
+    }
+    run(*settings);
+  });
 }
 
 }  // namespace ddc::cli

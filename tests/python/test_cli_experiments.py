@@ -103,7 +103,7 @@ def interrupt(process, folder, lines, number=signal.SIGINT):
         (["run", RELU, "--threads", "0"], "--threads: must be a whole number, from 1"),
         (["run", RELU, "--stop", "loss"], "--stop: must be NAME=VALUE, got 'loss'"),
         (["run", RELU, "--stop", "loss=low"], "--stop: must be METRIC=NUMBER, got 'loss=low'"),
-        (["run", "--resume", "none", "--steps", "5"], "--steps excludes --resume"),
+        (["run", "--resume", "none", "--steps", "5"], "--resume excludes --steps"),
         (["experiment", "contaiment"], "did you mean 'containment'? (ddc list experiments)"),
         (["experiment", "diagonal", "--jobs", "0"], "--jobs: must be a whole number, from 1"),
         (["compare", "one"], "B is required"),
