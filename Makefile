@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src testbeds experiments cli examples tests python -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel python test demo figures discovery-cost step-memory families fine-tune asan coverage format lint clean
+.PHONY: help setup build wheel python test demo experiments results figures discovery-cost step-memory families fine-tune asan coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -25,10 +25,21 @@ test: build python  ## run all tests
 	ctest --preset release
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile tests/python
 
-demo: build/release/build.ninja  ## show the symmetries of a network, and two copies of one that stay the same function
+demo: build/release/build.ninja  ## show the symmetries of a network, two copies of one that stay the same function, and an experiment
 	cmake --build --preset release -j $(JOBS) --target ddc_cli same_function_twice
 	build/release/cli/ddc audit ln_relu --engagement 5
 	build/release/examples/same_function_twice
+	build/release/cli/ddc experiment --quick containment
+
+experiments: build/release/build.ninja  ## run the quick versions of all experiments, and report
+	@scripts/setup.sh data
+	cmake --build --preset release -j $(JOBS) --target ddc_cli
+	build/release/cli/ddc experiment --quick all
+
+results: build/release/build.ninja  ## run all experiments in full (many hours; goes on where it stopped) into docs/results
+	@scripts/setup.sh data
+	cmake --build --preset release -j $(JOBS) --target ddc_cli
+	scripts/results.sh
 
 figures: build/release/build.ninja  ## print the measured figures of the README
 	cmake --build --preset release -j $(JOBS) --target figures

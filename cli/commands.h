@@ -8,7 +8,18 @@
 namespace ddc::cli {
 
 void add_audit(CLI::App& app);
-void add_run(CLI::App& app);
+void add_compare(CLI::App& app);
 void add_experiment(CLI::App& app);
+void add_list(CLI::App& app);
+void add_report(CLI::App& app);
+void add_run(CLI::App& app);
+
+/// What the program returns, besides 0.
+enum ExitCode { failure = 1, usage = 2, interrupted = 128 + 2 /* SIGINT, as shells have it */ };
+
+/// Thrown to leave once everything is said.
+struct Exit {
+  ExitCode code;
+};
 
 }  // namespace ddc::cli

@@ -7,18 +7,22 @@ namespace {
 
 volatile std::sig_atomic_t caught = 0;
 
-void on_signal(int signal) {
+void remember(int /*signal*/) { caught = 1; }
+
+void remember_once(int /*signal*/) {
   caught = 1;
-  std::signal(signal, SIG_DFL);
+  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGTERM, SIG_DFL);
 }
 
 }  // namespace
 
-void catch_interrupts() {
-  std::signal(SIGINT, on_signal);
-  std::signal(SIGTERM, on_signal);
+void catch_interrupts(SecondInterrupt second) {
+  auto* const handler = second == SecondInterrupt::ends ? remember_once : remember;
+  std::signal(SIGINT, handler);
+  std::signal(SIGTERM, handler);
 }
 
-bool interrupted() { return caught != 0; }
+bool was_interrupted() { return caught != 0; }
 
 }  // namespace ddc::cli

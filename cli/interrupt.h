@@ -2,15 +2,12 @@
 
 namespace ddc::cli {
 
-/// From here on the first SIGINT or SIGTERM does not end the program: `interrupted` says that it came.
-/// The second one does.
-void catch_interrupts();
-bool interrupted();
-
-/// What a program says that was interrupted (128 + SIGINT, as shells do).
-inline constexpr int kInterrupted = 130;
-
-/// Thrown to leave with kInterrupted once everything is saved and said.
-struct Interrupted {};
+/// From here on SIGINT and SIGTERM do not end the program: `was_interrupted` says that one came.
+enum class SecondInterrupt {
+  ends,     ///< at once: for who cannot wait
+  ignored,  ///< for the runs of a grid, which get the signal both from the terminal and from the grid
+};
+void catch_interrupts(SecondInterrupt second);
+bool was_interrupted();
 
 }  // namespace ddc::cli

@@ -1,8 +1,8 @@
 #include "models.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
-#include <numeric>
-#include <string_view>
 
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"
@@ -11,22 +11,6 @@
 
 namespace ddc::cli {
 namespace {
-
-/// Insertions, deletions and replacements that make one of the other (Levenshtein).
-size_t edit_distance(std::string_view from, std::string_view to) {
-  std::vector<size_t> row(to.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 0; i < from.size(); ++i) {
-    size_t diagonal = row[0];
-    row[0] = i + 1;
-    for (size_t j = 0; j < to.size(); ++j) {
-      const size_t replaced = diagonal + (from[i] == to[j] ? 0 : 1);
-      diagonal = row[j + 1];
-      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
-    }
-  }
-  return row.back();
-}
 
 std::vector<Model> make_models() {
   // Testbeds with a fresh batch for every seed: relations that hold on one batch alone are none.
@@ -60,23 +44,11 @@ const std::vector<Model>& models() {
   return all;
 }
 
-const Model* find_model(const std::string& name) {
+testbeds::Testbed make_model(const std::string& name) {
   const auto found = std::find_if(models().begin(), models().end(),
                                   [&](const Model& model) { return model.name == name; });
-  return found == models().end() ? nullptr : &*found;
-}
-
-std::string nearest_model(const std::string& name) {
-  std::string nearest;
-  // With more edits than half the letters and one it is another word.
-  size_t best = name.size() / 2 + 2;
-  for (const auto& model : models()) {
-    const size_t distance = edit_distance(name, model.name);
-    if (distance >= best) continue;
-    best = distance;
-    nearest = model.name;
-  }
-  return nearest;
+  TORCH_CHECK(found != models().end(), "there is no model '", name, "'");
+  return found->make();
 }
 
 }  // namespace ddc::cli

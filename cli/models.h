@@ -19,10 +19,7 @@ struct Model {
 
 const std::vector<Model>& models();
 
-/// Nullptr if there is none.
-const Model* find_model(const std::string& name);
-
-/// The name that is spelled most alike; empty if none is near.
-std::string nearest_model(const std::string& name);
+/// By the name of one of them.
+testbeds::Testbed make_model(const std::string& name);
 
 }  // namespace ddc::cli

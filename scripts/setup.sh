@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build needs: Debian packages and the virtual environment .venv.
 # Does nothing, quickly, when all is there.
-#   setup.sh [lint] [coverage]   also installs what those targets of the Makefile need
+#   setup.sh [lint] [coverage] [data]   also installs what those targets of the Makefile need
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -27,6 +27,7 @@ need_command ninja ninja-build
 for package in libgtest-dev libgmock-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev zlib1g-dev; do
   need_package "$package"
 done
+need_command chromium  # for the tests of reports
 need_command python3
 # Debian splits these modules off; other Pythons have them.
 if [ ! -x .venv/bin/python ] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
@@ -37,6 +38,7 @@ for goal in "$@"; do
   case "$goal" in
     lint) lint_packages=(ruff==0.17.4 mypy==2.4.1); need_command clang-format; need_command clang-tidy; need_command run-clang-tidy clang-tidy ;;
     coverage) need_command gcovr ;;
+    data) need_package bible-kjv-text; need_package dataset-fashion-mnist ;;
     *) say "unknown argument: $goal"; exit 2 ;;
   esac
 done

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace ddc::experiments {
 namespace {
@@ -52,46 +51,6 @@ Claim tied(const std::vector<FinishedRun>& runs, const Comparison& comparison, d
   return claim_of(comparison, pair,
                   pair.complete() && std::abs(pair.difference()) <=
                                          std::max(tolerance, 2 * pair.standard_error()));
-}
-
-Read last(const std::string& metric) {
-  return [metric](const FinishedRun& run) { return run.last(metric); };
-}
-
-Read late(const std::string& metric) {
-  return [metric](const FinishedRun& run) {
-    std::vector<double> seen;
-    for (size_t i = run.metrics.size() * 3 / 4; i < run.metrics.size(); ++i) {
-      const auto found = run.metrics[i].values.find(metric);
-      if (found != run.metrics[i].values.end()) seen.push_back(found->second);
-    }
-    return mean(seen);
-  };
-}
-
-Read least(const std::string& metric) {
-  return [metric](const FinishedRun& run) {
-    double result = std::numeric_limits<double>::quiet_NaN();
-    for (const auto& measurement : run.metrics) {
-      const auto found = measurement.values.find(metric);
-      if (found != measurement.values.end()) result = std::fmin(result, found->second);
-    }
-    return result;
-  };
-}
-
-Read growth(const std::string& metric) {
-  return [metric](const FinishedRun& run) { return run.last(metric) / run.first(metric); };
-}
-
-double largest_drift(const std::vector<const FinishedRun*>& runs) {
-  double largest = 0;
-  for (const auto* run : runs) {
-    const double drift = run->last("drift");
-    if (std::isnan(drift)) return std::numeric_limits<double>::infinity();
-    largest = std::max(largest, drift);
-  }
-  return largest;
 }
 
 }  // namespace ddc::experiments

@@ -27,15 +27,4 @@ Claim compared(const std::vector<FinishedRun>& runs, const Comparison& compariso
 /// than two standard errors.
 Claim tied(const std::vector<FinishedRun>& runs, const Comparison& comparison, double tolerance);
 
-/// The last value of a metric.
-Read last(const std::string& metric);
-/// The mean over the last quarter of the measurements, where single ones are noisy.
-Read late(const std::string& metric);
-/// The least value on the way, and the last as a multiple of the first.
-Read least(const std::string& metric);
-Read growth(const std::string& metric);
-
-/// Of all runs of an arm, the largest drift of any gauge channel at the end; NaN counts as infinite.
-double largest_drift(const std::vector<const FinishedRun*>& runs);
-
 }  // namespace ddc::experiments

@@ -19,5 +19,6 @@ namespace ddc::experiments {
 
 TestbedEntry language_model_entry();
 TestbedEntry fashion_mnist_entry();
+TestbedEntry rope_grokking_entry();
 
 }  // namespace ddc::experiments

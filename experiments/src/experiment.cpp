@@ -37,8 +37,9 @@ double FinishedRun::setting(const std::string& name) const {
 }
 
 const std::vector<Experiment>& experiments() {
-  static const std::vector<Experiment> all = {
-      containment(), diagonal(), row_shift(), parity(), grokking(), over_training(), compression()};
+  static const std::vector<Experiment> all = {containment(),   diagonal(),   row_shift(),
+                                              parity(),        grokking(),   rope(),
+                                              over_training(), compression()};
   return all;
 }
 

@@ -12,6 +12,7 @@
 #include "ddc/optim/ddc_muon.h"
 #include "ddc/testbeds/runs.h"
 #include "find_entry.h"
+#include "masked_muon.h"
 
 namespace ddc::experiments {
 namespace {
@@ -27,7 +28,7 @@ struct GaugeOptions {
 
 template <class Visit>
 void visit_settings(GaugeOptions& options, Visit&& visit) {
-  visit("gauges", options.gauges, "all, or kinds of gauges separated by commas");
+  visit("gauges", options.gauges, "all, none, or kinds of gauges separated by commas");
   visit("coordinates", options.coordinates, "default, folded, balanced or polar");
   visit("radial", options.radial, "of polar coordinates: linear or log");
   visit("vertical", options.vertical, "frozen, sgd or adam");
@@ -53,7 +54,6 @@ void visit_settings(AdamOptions& options, Visit&& visit) {
   visit("eps", options.eps, "added to the root of the second moment");
 }
 
-/// What Adam steps, vectors and embeddings, follows lr and weight_decay at a fixed ratio.
 struct MuonSettings {
   double lr = 0.02;
   double weight_decay = 0.1;
@@ -63,6 +63,7 @@ struct MuonSettings {
   std::string scale = "original";
   double adam_lr = 1e-3;
   double adam_weight_decay = 0.1;
+  bool adam_embeddings = true;
 };
 
 template <class Visit>
@@ -73,14 +74,27 @@ void visit_settings(MuonSettings& options, Visit&& visit) {
   visit("nesterov", options.nesterov, "look ahead");
   visit("method", options.method, "of the polar factor: exact, fast, sharpen or newton_schulz");
   visit("scale", options.scale, "of the update: original, match_rms_adamw or frobenius");
-  visit("adam_lr", options.adam_lr, "learning rate of vectors and embeddings, by Adam");
-  visit("adam_weight_decay", options.adam_weight_decay, "weight decay of vectors and embeddings");
+  visit("adam_lr", options.adam_lr, "learning rate of what Adam steps: vectors, embeddings");
+  visit("adam_weight_decay", options.adam_weight_decay, "weight decay of what Adam steps");
+  visit("adam_embeddings", options.adam_embeddings,
+        "step embeddings and the unembedding by Adam, not only vectors");
 }
 
 /// Textbook Muon: Newton-Schulz.
 struct PlainMuonSettings : MuonSettings {
   PlainMuonSettings() { method = "newton_schulz"; }
 };
+
+struct MaskedMuonSettings : PlainMuonSettings {
+  double threshold = MaskedMuonRule::Settings{}.threshold;
+};
+
+template <class Visit>
+void visit_settings(MaskedMuonSettings& options, Visit&& visit) {
+  visit_settings(static_cast<MuonSettings&>(options), visit);
+  visit("threshold", options.threshold,
+        "singular directions below this share of the largest are masked");
+}
 
 struct SgdOptions {
   double lr = 0.1;
@@ -130,6 +144,7 @@ std::vector<std::string> split(const std::string& text) {
 
 std::vector<Gauge> of_kinds(std::vector<Gauge> gauges, const std::string& kinds) {
   if (kinds == "all") return gauges;
+  if (kinds == "none") return {};
   std::set<std::string> known;
   for (const auto& gauge : gauges) known.insert(gauge.kind);
   const auto wanted = split(kinds);
@@ -174,24 +189,49 @@ std::unique_ptr<LiftedOptimizer> make_adam(const AdamOptions& options, const Par
                                        .eps(options.eps));
 }
 
-std::unique_ptr<LiftedOptimizer> make_muon(const MuonSettings& options, const Parameters& params,
-                                           std::vector<Gauge> gauges) {
-  const auto method = chosen(
+PolarMethod method_of(const MuonSettings& options) {
+  return chosen(
       "method", options.method,
       {PolarMethod::exact, PolarMethod::fast, PolarMethod::sharpen, PolarMethod::newton_schulz});
-  const auto scale =
-      chosen("scale", options.scale,
-             {UpdateScale::original, UpdateScale::match_rms_adamw, UpdateScale::frobenius});
+}
+
+UpdateScale scale_of(const MuonSettings& options) {
+  return chosen("scale", options.scale,
+                {UpdateScale::original, UpdateScale::match_rms_adamw, UpdateScale::frobenius});
+}
+
+std::vector<std::string> left_to_adam(const MuonSettings& options, const Parameters& params) {
+  return options.adam_embeddings ? testbeds::left_to_adam(params) : std::vector<std::string>{};
+}
+
+std::unique_ptr<LiftedOptimizer> make_muon(const MuonSettings& options, const Parameters& params,
+                                           std::vector<Gauge> gauges) {
   return std::make_unique<DDCMuon>(params, std::move(gauges),
                                    DDCMuonOptions(options.lr)
                                        .weight_decay(options.weight_decay)
                                        .momentum(options.momentum)
                                        .nesterov(options.nesterov)
-                                       .method(method)
-                                       .scale(scale)
+                                       .method(method_of(options))
+                                       .scale(scale_of(options))
                                        .adam_lr(options.adam_lr)
                                        .adam_weight_decay(options.adam_weight_decay),
-                                   testbeds::left_to_adam(params));
+                                   left_to_adam(options, params));
+}
+
+std::unique_ptr<LiftedOptimizer> make_masked_muon(const MaskedMuonSettings& options,
+                                                  const Parameters& params,
+                                                  const std::vector<Gauge>& /*gauges*/) {
+  return masked_muon(params,
+                     {.settings = {.lr = options.lr,
+                                   .momentum = options.momentum,
+                                   .nesterov = options.nesterov,
+                                   .method = method_of(options),
+                                   .scale = scale_of(options),
+                                   .threshold = options.threshold},
+                      .weight_decay = options.weight_decay,
+                      .adam_lr = options.adam_lr,
+                      .adam_weight_decay = options.adam_weight_decay},
+                     left_to_adam(options, params));
 }
 
 std::unique_ptr<LiftedOptimizer> make_sgd(const SgdOptions& options, const Parameters& params,
@@ -238,6 +278,9 @@ std::vector<OptimizerEntry> make_entries() {
       plain<AdamOptions>("adamw", "Adam with decoupled weight decay", make_adam),
       plain<PlainMuonSettings>("muon", "textbook Muon, and AdamW for vectors and embeddings",
                                make_muon),
+      plain<MaskedMuonSettings>(
+          "masked-muon", "Muon without the directions in which its momentum has next to nothing",
+          make_masked_muon),
       lifted<SgdOptions>("ddc-sgd", "gradient descent that respects the gauges", make_sgd),
       lifted<AdamOptions>("ddc-adam", "AdamW that respects the gauges", make_adam),
       lifted<MuonSettings>("ddc-muon", "Muon that respects the gauges", make_muon),

@@ -16,16 +16,66 @@ constexpr std::array<std::pair<Outcome, const char*>, 4> outcomes = {{
     {Outcome::not_run, "not run"},
 }};
 
-Outcome outcome_of(const std::string& text) {
+/// A part of a document that knows where it is, so that errors can say it: "claims[2].outcome".
+class Reader {
+ public:
+  Reader(const Json& json, std::string where) : json_(json), where_(std::move(where)) {}
+
+  Reader at(const char* field) const {
+    const std::string path = where_.empty() ? field : std::string(where_).append(".").append(field);
+    TORCH_CHECK_VALUE(json_.is_object() && json_.contains(field), "the field '", path,
+                      "' is missing");
+    return {json_.at(field), path};
+  }
+
+  std::vector<Reader> items() const {
+    check(json_.is_array(), "must be an array");
+    std::vector<Reader> items;
+    for (const auto& item : json_) {
+      const std::string index = std::to_string(items.size());
+      items.emplace_back(item, std::string(where_).append("[").append(index).append("]"));
+    }
+    return items;
+  }
+
+  template <class T>
+  void get_to(T& value) const {
+    try {
+      json_.get_to(value);
+    } catch (const Json::exception& error) {
+      TORCH_CHECK_VALUE(false, "the field '", where_, "': ", error.what());
+    }
+  }
+
+  bool is_null() const { return json_.is_null(); }
+
+  void check(bool holds, const std::string& rule) const {
+    TORCH_CHECK_VALUE(holds, "the field '", where_, "' ", rule, ", but is ",
+                      json_.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80));
+  }
+
+ private:
+  const Json& json_;
+  std::string where_;
+};
+
+Outcome to_outcome(const Reader& json) {
+  std::string text;
+  json.get_to(text);
   for (const auto& [outcome, name] : outcomes) {
     if (text == name) return outcome;
   }
-  TORCH_CHECK_VALUE(false, "unknown outcome '", text, "' of a claim");
+  json.check(false, "must be an outcome");
+  return Outcome::not_run;
 }
 
 /// JSON has no NaN and no infinity.
 Json number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
-double number(const Json& json) { return json.is_null() ? NAN : json.get<double>(); }
+double number(const Reader& json) {
+  double value = NAN;
+  if (!json.is_null()) json.get_to(value);
+  return value;
+}
 
 Json numbers(const std::vector<double>& values) {
   Json json = Json::array();
@@ -33,9 +83,9 @@ Json numbers(const std::vector<double>& values) {
   return json;
 }
 
-std::vector<double> numbers(const Json& json) {
+std::vector<double> numbers(const Reader& json) {
   std::vector<double> values;
-  for (const auto& value : json) values.push_back(number(value));
+  for (const auto& value : json.items()) values.push_back(number(value));
   return values;
 }
 
@@ -48,14 +98,14 @@ Json to_object(const Claim& claim) {
           {"note", claim.note}};
 }
 
-Claim to_claim(const Json& json) {
+Claim to_claim(const Reader& json) {
   Claim claim;
-  claim.what = json.at("what");
-  claim.paper = json.at("paper");
-  claim.measured = json.at("measured");
-  if (!json.at("deviation").is_null()) claim.deviation = json.at("deviation").get<double>();
-  claim.outcome = outcome_of(json.at("outcome"));
-  claim.note = json.at("note");
+  json.at("what").get_to(claim.what);
+  json.at("paper").get_to(claim.paper);
+  json.at("measured").get_to(claim.measured);
+  if (!json.at("deviation").is_null()) claim.deviation = number(json.at("deviation"));
+  claim.outcome = to_outcome(json.at("outcome"));
+  json.at("note").get_to(claim.note);
   return claim;
 }
 
@@ -72,17 +122,20 @@ Json to_object(const Curves& curves) {
           {"series", std::move(series)}};
 }
 
-Curves to_curves(const Json& json) {
+Curves to_curves(const Reader& json) {
   Curves curves;
-  curves.title = json.at("title");
-  curves.x = json.at("x");
-  curves.y = json.at("y");
-  curves.log_y = json.at("log_y");
-  for (const auto& one : json.at("series")) {
-    curves.series.push_back({.arm = one.at("arm"),
-                             .seed = one.at("seed"),
-                             .x = numbers(one.at("x")),
-                             .y = numbers(one.at("y"))});
+  json.at("title").get_to(curves.title);
+  json.at("x").get_to(curves.x);
+  json.at("y").get_to(curves.y);
+  json.at("log_y").get_to(curves.log_y);
+  for (const auto& one : json.at("series").items()) {
+    Series series;
+    one.at("arm").get_to(series.arm);
+    one.at("seed").get_to(series.seed);
+    series.x = numbers(one.at("x"));
+    series.y = numbers(one.at("y"));
+    one.at("y").check(series.y.size() == series.x.size(), "must be as long as x");
+    curves.series.push_back(std::move(series));
   }
   return curves;
 }
@@ -101,18 +154,22 @@ Json to_object(const HeatMap& map) {
           {"panels", std::move(panels)}};
 }
 
-HeatMap to_heat_map(const Json& json) {
+HeatMap to_heat_map(const Reader& json) {
   HeatMap map;
-  map.title = json.at("title");
-  map.x = json.at("x");
-  map.y = json.at("y");
-  map.z = json.at("z");
-  for (const auto& one : json.at("panels")) {
+  json.at("title").get_to(map.title);
+  json.at("x").get_to(map.x);
+  json.at("y").get_to(map.y);
+  json.at("z").get_to(map.z);
+  for (const auto& one : json.at("panels").items()) {
     HeatMap::Panel panel;
     one.at("arm").get_to(panel.arm);
     one.at("x").get_to(panel.x);
     one.at("y").get_to(panel.y);
-    for (const auto& row : one.at("z")) panel.z.push_back(numbers(row));
+    for (const auto& row : one.at("z").items()) {
+      panel.z.push_back(numbers(row));
+      row.check(panel.z.back().size() == panel.x.size(), "must be as long as x");
+    }
+    one.at("z").check(panel.z.size() == panel.y.size(), "must be as long as y");
     map.panels.push_back(std::move(panel));
   }
   return map;
@@ -152,24 +209,31 @@ void to_json(Json& json, const Result& result) {
 }
 
 void from_json(const Json& json, Result& result) {
-  result.name = json.at("name");
-  result.title = json.at("title");
-  result.question = json.at("question");
-  result.answer = json.at("answer");
-  result.command = json.at("command");
-  result.quick = json.at("quick");
-  json.at("missing").get_to(result.missing);
-  json.at("seeds").get_to(result.seeds);
-  result.threads = json.at("threads");
-  json.at("versions").get_to(result.versions);
-  json.at("table").at("columns").get_to(result.table.columns);
-  json.at("table").at("rows").get_to(result.table.rows);
-  result.claims.clear();
-  for (const auto& claim : json.at("claims")) result.claims.push_back(to_claim(claim));
-  result.curves.clear();
-  for (const auto& curves : json.at("curves")) result.curves.push_back(to_curves(curves));
-  result.heat_maps.clear();
-  for (const auto& map : json.at("heat_maps")) result.heat_maps.push_back(to_heat_map(map));
+  const Reader reader(json, "");
+  result = {};
+  reader.at("name").get_to(result.name);
+  reader.at("title").get_to(result.title);
+  reader.at("question").get_to(result.question);
+  reader.at("answer").get_to(result.answer);
+  reader.at("command").get_to(result.command);
+  reader.at("quick").get_to(result.quick);
+  reader.at("missing").get_to(result.missing);
+  reader.at("seeds").get_to(result.seeds);
+  reader.at("threads").get_to(result.threads);
+  reader.at("versions").get_to(result.versions);
+  reader.at("table").at("columns").get_to(result.table.columns);
+  for (const auto& row : reader.at("table").at("rows").items()) {
+    row.get_to(result.table.rows.emplace_back());
+    row.check(result.table.rows.back().size() == result.table.columns.size(),
+              "must have a cell for each column");
+  }
+  for (const auto& claim : reader.at("claims").items()) result.claims.push_back(to_claim(claim));
+  for (const auto& curves : reader.at("curves").items()) {
+    result.curves.push_back(to_curves(curves));
+  }
+  for (const auto& map : reader.at("heat_maps").items()) {
+    result.heat_maps.push_back(to_heat_map(map));
+  }
 }
 
 }  // namespace ddc::experiments

@@ -5,11 +5,13 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <utility>
 
@@ -19,6 +21,7 @@
 #include "ddc/testbeds/runs.h"
 #include "ddc/version.h"
 #include "files.h"
+#include "folder_lock.h"
 
 namespace ddc::experiments {
 namespace {
@@ -106,17 +109,62 @@ class DriftMeter {
   std::vector<at::Tensor> start_;
 };
 
+/// How far a step turns the weights along the orbits of rotations, which have no coordinate. Of the
+/// testbed's gauges, bound or not, on whose tensors nothing but rotations acts: where a scale changes the
+/// units of the weights, a horizontal step turns them too.
+class TurnMeter {
+ public:
+  TurnMeter(Parameters params, std::vector<Gauge> gauges)
+      : params_(std::move(params)), gauges_(std::move(gauges)) {
+    std::set<std::string> scaled;
+    for (const auto& gauge : gauges_) {
+      if (gauge.mixes()) continue;
+      for (const auto& leg : gauge.legs) scaled.insert(leg.tensor);
+    }
+    std::erase_if(gauges_, [&](const Gauge& gauge) {
+      return !gauge.mixes() ||
+             std::any_of(gauge.legs.begin(), gauge.legs.end(),
+                         [&](const Leg& leg) { return scaled.contains(leg.tensor); });
+    });
+  }
+
+  void before_step() { before_ = testbeds::turned_parts(gauges_, params_); }
+  void after_step(std::map<std::string, double>& values) const {
+    if (before_.empty()) return;
+    values["turn"] = testbeds::largest_turn(before_, testbeds::turned_parts(gauges_, params_));
+  }
+
+ private:
+  Parameters params_;
+  std::vector<Gauge> gauges_;
+  std::vector<at::Tensor> before_;
+};
+
+/// "; delete '...' to start the run over", what errors of a run that cannot go on end with.
+std::string how_to_start_over(const fs::path& folder) {
+  return std::string("; delete '")
+      .append(latest_checkpoint(folder).string())
+      .append("' to start the run over");
+}
+
 /// metrics.jsonl, of which only what a checkpoint has behind it counts.
 class Metrics {
  public:
   /// Drops what a killed run measured from `step` on: it will be measured again.
-  Metrics(const fs::path& folder, int64_t step) : path_(metrics_file(folder)) {
+  Metrics(const fs::path& folder, int64_t step, int64_t evaluate_every)
+      : path_(metrics_file(folder)) {
     std::string kept;
-    if (step > 0) {
-      for (const auto& measurement : read_metrics(folder)) {
-        if (measurement.step < step) kept += line_of(measurement);
-      }
+    int64_t lines = 0;
+    for (const auto& measurement : read_metrics(folder)) {
+      if (measurement.step >= step) break;
+      kept += line_of(measurement);
+      ++lines;
     }
+    const int64_t evaluations = (step + evaluate_every - 1) / evaluate_every;
+    TORCH_CHECK(lines == evaluations, "'", path_.string(), "' has ", lines,
+                " measurements before step ", step,
+                ", at which its checkpoint was made, instead of ", evaluations,
+                how_to_start_over(folder));
     write_text(path_, kept);
     file_.open(path_, std::ios::app | std::ios::binary);
   }
@@ -143,11 +191,12 @@ class Run {
         optimizer_(
             optimizer_entry(config_.optimizer).make(config_.optimizer_settings, params_, gauges_)),
         drift_(*optimizer_, params_, gauges_),
+        turn_(params_, gauges_),
         schedule_(*optimizer_, {.warmup = config_.warmup,
                                 .total = config_.steps,
                                 .final_fraction = config_.cosine ? 0.0 : 1.0}),
         step_(load()),
-        metrics_(folder, step_) {}
+        metrics_(folder, step_, config_.evaluate_every) {}
 
   std::optional<RunSummary> go(const RunHooks& hooks) {
     auto saved = std::chrono::steady_clock::now();
@@ -165,19 +214,29 @@ class Run {
       }
       if (config_.keep_every > 0 && step_ % config_.keep_every == 0) save(kept_checkpoint());
       const double loss = testbeds::backward(testbed_, params_, batch());
-      if (step_ % config_.evaluate_every == 0 && measure(loss, hooks)) {
-        return finish(RunStatus::reached);
+      std::optional<Measurement> measurement;
+      if (step_ % config_.evaluate_every == 0) measurement = measure(loss);
+      const bool reached = measurement && is_reached(*measurement);
+      if (reached || !std::isfinite(loss) || !gradients_are_finite()) {
+        if (measurement) record(*measurement, hooks);
+        return finish(reached ? RunStatus::reached : RunStatus::diverged);
       }
-      if (!std::isfinite(loss) || !gradients_are_finite()) return finish(RunStatus::diverged);
+      if (measurement) turn_.before_step();
       optimizer_->step();
       schedule_.step();
+      if (measurement) {
+        turn_.after_step(measurement->values);
+        record(*measurement, hooks);
+      }
       if (hooks.step) hooks.step(step_ + 1, loss);
     }
     const at::NoGradGuard no_grad;
     const double loss = testbed_.loss(params_, batch()).item<double>();
-    const bool reached = measure(loss, hooks);
-    return finish(reached ? RunStatus::reached
-                          : (std::isfinite(loss) ? RunStatus::finished : RunStatus::diverged));
+    const auto measurement = measure(loss);
+    record(measurement, hooks);
+    return finish(is_reached(measurement)
+                      ? RunStatus::reached
+                      : (std::isfinite(loss) ? RunStatus::finished : RunStatus::diverged));
   }
 
  private:
@@ -185,12 +244,17 @@ class Run {
   int64_t load() {
     const auto path = latest_checkpoint(folder_);
     if (!fs::exists(path)) return 0;
-    const auto notes = load_checkpoint(path, params_, optimizer_.get());
-    const auto step = notes.find("step");
-    TORCH_CHECK(step != notes.end(), "'", path.string(), "' does not say of which step it is");
-    const int64_t number = std::stoll(step->second);
-    schedule_.resume(number);
-    return number;
+    try {
+      const auto notes = load_checkpoint(path, params_, optimizer_.get());
+      const auto step = notes.find("step");
+      TORCH_CHECK(step != notes.end(), "it does not say of which step it is");
+      const int64_t number = std::stoll(step->second);
+      schedule_.resume(number);
+      return number;
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(false, "cannot go on from '", path.string(),
+                  "': ", error.what_without_backtrace(), how_to_start_over(folder_));
+    }
   }
 
   void save(const fs::path& path) const {
@@ -217,15 +281,22 @@ class Run {
     return true;
   }
 
-  /// Whether the stop metric has been reached.
-  bool measure(double loss, const RunHooks& hooks) {
+  Measurement measure(double loss) const {
     Measurement measurement{.step = step_, .values = {{"loss", loss}}};
     drift_.measure(measurement.values);
     if (testbed_.observe) {
       for (const auto& [name, value] : testbed_.observe(params_)) measurement.values[name] = value;
     }
+    return measurement;
+  }
+
+  void record(const Measurement& measurement, const RunHooks& hooks) {
     metrics_.add(measurement);
     if (hooks.measured) hooks.measured(measurement);
+  }
+
+  /// Whether the stop metric has been reached.
+  bool is_reached(const Measurement& measurement) const {
     if (config_.stop_metric.empty()) return false;
     const auto found = measurement.values.find(config_.stop_metric);
     TORCH_CHECK_VALUE(found != measurement.values.end(), "stop_metric: testbed '", config_.testbed,
@@ -249,6 +320,7 @@ class Run {
   std::vector<Gauge> gauges_;
   std::unique_ptr<LiftedOptimizer> optimizer_;
   DriftMeter drift_;
+  TurnMeter turn_;
   WarmupScheduler schedule_;
   int64_t step_;
   Metrics metrics_;
@@ -293,11 +365,12 @@ RunConfig completed(RunConfig config) {
       complete("testbed " + testbed.name, testbed.settings, config.testbed_settings);
   config.optimizer_settings =
       complete("optimizer " + optimizer.name, optimizer.settings, config.optimizer_settings);
-  TORCH_CHECK_VALUE(config.steps >= 0, "option steps must be >= 0, got ", config.steps);
   TORCH_CHECK_VALUE(config.evaluate_every > 0, "option evaluate_every must be > 0, got ",
                     config.evaluate_every);
   TORCH_CHECK_VALUE(config.threads > 0, "option threads must be > 0, got ", config.threads);
   TORCH_CHECK_VALUE(config.warmup >= 0, "option warmup must be >= 0, got ", config.warmup);
+  TORCH_CHECK_VALUE(config.steps > config.warmup, "option steps must be > warmup, which is ",
+                    config.warmup, ", got ", config.steps);
   TORCH_CHECK_VALUE(config.keep_every >= 0, "option keep_every must be >= 0, got ",
                     config.keep_every);
   TORCH_CHECK_VALUE(config.dtype == "float32" || config.dtype == "float64",
@@ -310,13 +383,26 @@ std::map<std::string, std::string> versions() {
   return {{"ddc", std::string(kVersion)}, {"torch", TORCH_VERSION}, {"compiler", __VERSION__}};
 }
 
+std::string conflict(const RunConfig& config, const fs::path& folder) {
+  if (!fs::exists(config_file(folder))) return "";
+  const auto there = Json(read_config(folder)).flatten();
+  const auto here = Json(completed(config)).flatten();
+  for (const auto& [option, value] : here.items()) {
+    const auto other = there.value(option, Json());
+    if (other != value) {
+      return std::string(option.substr(1)).append(" is ") + other.dump() + " there, not " +
+             value.dump();
+    }
+  }
+  return "";
+}
+
 void prepare(const RunConfig& given, const fs::path& folder) {
   const auto config = completed(given);
-  if (fs::exists(config_file(folder))) {
-    TORCH_CHECK_VALUE(read_config(folder) == config, "'", folder.string(),
-                      "' holds another run; see its config.json, or choose another folder");
-    return;
-  }
+  const auto difference = conflict(config, folder);
+  TORCH_CHECK_VALUE(difference.empty(), "'", folder.string(), "' holds another run (", difference,
+                    "); delete it, or choose another folder with --out");
+  if (fs::exists(config_file(folder))) return;
   Json json = config;
   json["versions"] = versions();
   write_text(config_file(folder), json.dump(1) + "\n");
@@ -325,6 +411,9 @@ void prepare(const RunConfig& given, const fs::path& folder) {
 std::optional<RunSummary> resume(const fs::path& folder, const RunHooks& hooks) {
   if (const auto summary = read_summary(folder)) return summary;
   const auto config = completed(read_config(folder));
+  const FolderLock lock(folder);
+  // Whoever held the lock may have finished it.
+  if (const auto summary = read_summary(folder)) return summary;
   at::set_num_threads(static_cast<int>(config.threads));
   return Run(config, folder).go(hooks);
 }

@@ -27,6 +27,17 @@ std::vector<const FinishedRun*> of_arm(const std::vector<FinishedRun>& runs,
 using Read = std::function<double(const FinishedRun&)>;
 std::vector<double> values(const std::vector<const FinishedRun*>& runs, const Read& read);
 
+/// The last value of a metric.
+Read last(const std::string& metric);
+/// The mean over the last quarter of the measurements, where single ones are noisy.
+Read late(const std::string& metric);
+/// The least value on the way, and the last as a multiple of the first.
+Read least(const std::string& metric);
+Read growth(const std::string& metric);
+
+/// Of all runs of an arm, the largest drift of any gauge channel at the end; NaN counts as infinite.
+double largest_drift(const std::vector<const FinishedRun*>& runs);
+
 double mean(const std::vector<double>& values);
 /// Of the sample (n - 1); 0 for less than two.
 double deviation(const std::vector<double>& values);

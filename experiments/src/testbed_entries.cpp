@@ -131,6 +131,7 @@ std::vector<TestbedEntry> make_entries() {
           {{"lr", 1e-3}, {"weight_decay", 2.0}, {"steps", 15000}}),
       language_model_entry(),
       fashion_mnist_entry(),
+      rope_grokking_entry(),
   };
   return entries;
 }

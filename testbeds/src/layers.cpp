@@ -171,7 +171,8 @@ at::Tensor mean_squared_error(const at::Tensor& outputs, const at::Tensor& targe
 }
 
 at::Tensor cross_entropy(const at::Tensor& logits, const at::Tensor& targets) {
-  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.flatten());
+  return at::cross_entropy_loss(logits.reshape({-1, logits.size(-1)}), targets.flatten(),
+                                /*weight=*/{}, at::Reduction::Mean, ignored_target);
 }
 
 Criterion cross_entropy_with_z_loss(double weight) {

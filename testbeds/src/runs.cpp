@@ -70,7 +70,7 @@ at::Tensor block_rows(const Gauge& gauge, const Leg& leg, const at::Tensor& weig
 }
 
 /// What of the parameters a block of a gauge turns: [block, entries of all legs].
-at::Tensor turned_part(const Gauge& gauge, const Parameters& params, int64_t block) {
+at::Tensor turned_block(const Gauge& gauge, const Parameters& params, int64_t block) {
   std::vector<at::Tensor> plus;
   std::vector<at::Tensor> minus;
   for (const auto& leg : gauge.legs) {
@@ -234,6 +234,23 @@ double RotationDrift::most_in_a_step() const {
   return result;
 }
 
+std::vector<at::Tensor> turned_parts(const std::vector<Gauge>& gauges, const Parameters& params) {
+  std::vector<at::Tensor> result;
+  for (const auto& gauge : gauges) {
+    if (!gauge.mixes()) continue;
+    for (int64_t b = 0; b < gauge.blocks(); ++b) result.push_back(turned_block(gauge, params, b));
+  }
+  return result;
+}
+
+double largest_turn(const std::vector<at::Tensor>& before, const std::vector<at::Tensor>& after) {
+  double largest = 0;
+  for (size_t i = 0; i < before.size(); ++i) {
+    largest = larger(largest, rotation_angle(best_rotation(before[i], after[i])));
+  }
+  return largest;
+}
+
 RotationDrift rotation_drift(const Testbed& testbed, const Parameters& params,
                              const std::vector<Gauge>& gauges, const OptimizerMaker& make,
                              const DriftRun& run) {
@@ -241,17 +258,8 @@ RotationDrift rotation_drift(const Testbed& testbed, const Parameters& params,
   for (const auto& gauge : gauges) {
     if (gauge.mixes()) turning.push_back(gauge);
   }
-  const auto parts = [&] {
-    std::vector<at::Tensor> result;
-    for (const auto& gauge : turning) {
-      for (int64_t b = 0; b < gauge.blocks(); ++b) {
-        result.push_back(turned_part(gauge, params, b));
-      }
-    }
-    return result;
-  };
   const auto optimizer = make(params, gauges);
-  auto before = parts();
+  auto before = turned_parts(turning, params);
   std::vector<at::Tensor> product;
   for (const auto& part : before) product.push_back(at::eye(part.size(0), at::kDouble));
   std::vector<double> largest(before.size(), 0);
@@ -260,7 +268,7 @@ RotationDrift rotation_drift(const Testbed& testbed, const Parameters& params,
     result.losses.push_back(
         backward(testbed, params, testbed.batch(batch_seed(run.seed, step), run.type)));
     optimizer->step();
-    const auto after = parts();
+    const auto after = turned_parts(turning, params);
     for (size_t i = 0; i < after.size(); ++i) {
       const auto rotation = best_rotation(before[i], after[i]);
       product[i] = rotation.matmul(product[i]);

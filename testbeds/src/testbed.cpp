@@ -19,7 +19,8 @@ double accuracy(const at::Tensor& outputs, const at::Tensor& targets) {
       at::isFloatingType(targets.scalar_type()) ? outputs.sign() : outputs.argmax(-1);
   TORCH_CHECK(answers.sizes() == targets.sizes(), "accuracy: answers have shape ", answers.sizes(),
               ", targets ", targets.sizes());
-  return answers.eq(targets).to(at::kDouble).mean().item<double>();
+  const auto right = answers.eq(targets).to(at::kDouble);
+  return right.masked_select(targets != ignored_target).mean().item<double>();
 }
 
 }  // namespace ddc::testbeds

@@ -1,32 +1,11 @@
-"""The command line tool `ddc`: exit codes, and what goes to which stream.
-
-Needs the tool of the C++ build, at $DDC_BUILD_DIR/cli/ddc; the default build directory is
-build/release under the root of the repository.
-"""
+"""The command line tool `ddc`: exit codes, and what goes to which stream. Needs the C++ build."""
 
 import json
 import os
 import pty
-import subprocess
-from pathlib import Path
 
 import pytest
-
-REPO_ROOT = Path(__file__).resolve().parents[2]
-FAILURE, USAGE = 1, 2
-
-
-def tool():
-    path = Path(os.environ.get("DDC_BUILD_DIR", REPO_ROOT / "build" / "release")) / "cli" / "ddc"
-    # Not a skip: a missing tool would leave the command line untested without a word.
-    assert path.is_file(), f"{path} does not exist; build it or set DDC_BUILD_DIR"
-    return path
-
-
-def ddc(*arguments, **streams):
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    command = [tool(), *map(str, arguments)]
-    return subprocess.run(command, text=True, timeout=600, check=False, **streams)
+from cli_support import FAILURE, REPO_ROOT, USAGE, ddc
 
 
 def audit(*arguments):

@@ -9,7 +9,7 @@
 
 namespace ddc::tests {
 
-/// An empty folder, that goes with the test.
+/// An empty folder of its own, also among shards that run at the same time; it goes with the test.
 class Folder {
  public:
   Folder() {
@@ -21,6 +21,7 @@ class Folder {
   Folder& operator=(const Folder&) = delete;
 
   std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
+  const std::filesystem::path& path() const { return path_; }
   std::string string() const { return path_.string(); }
 
   /// Returns where it is.

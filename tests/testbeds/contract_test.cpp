@@ -12,6 +12,7 @@
 #include "ddc/testbeds/diagonal_network.h"
 #include "ddc/testbeds/mlp.h"
 #include "ddc/testbeds/modular_addition.h"
+#include "ddc/testbeds/rope_grokking.h"
 #include "ddc/testbeds/runs.h"
 #include "ddc/testbeds/sparse_parity.h"
 #include "ddc/testbeds/teacher_student.h"
@@ -70,6 +71,17 @@ std::vector<Case> cases() {
                          .final_norm = true,
                          .gain_spread = 0.2,
                          .bias_spread = 0.2}),
+       1e-2},
+      {"RopeGrokking",
+       rope_grokking({.modulus = 7,
+                      .sequence = 8,
+                      .batch_size = 8,
+                      .d_model = 16,
+                      .heads = 2,
+                      .d_ff = 12,
+                      .layers = 2,
+                      .rotation = Rotation::none,
+                      .scales_and_shifts = true}),
        1e-2},
       {"SparseParity", sparse_parity({.d_hidden = 32, .gain_spread = 0.2}), 1e-2, true},
   };

@@ -91,6 +91,48 @@ TEST(ModularAddition, ResidualMeanIsSeenWithoutAFinalNorm) {
   EXPECT_GT(loss_change(bed, {shift}, params, batch), 1e-4);
 }
 
+/// Full batches are computed from tables of tokens; batches that are drawn, pair by pair.
+TEST(ModularAddition, TablesGiveWhatTheTransformerGives) {
+  for (const bool equals_sign : {false, true}) {
+    for (const bool final_norm : {false, true}) {
+      ModularAdditionOptions options{.modulus = 7,
+                                     .d_model = 8,
+                                     .heads = 2,
+                                     .d_ff = 16,
+                                     .equals_sign = equals_sign,
+                                     .final_norm = final_norm,
+                                     .gain_spread = 0.2,
+                                     .bias_spread = 0.2};
+      const auto tables = modular_addition(options);
+      options.batch_size = 3;
+      const auto pairs = modular_addition(options);
+      const auto params = tables.init(1, at::kDouble);
+      const auto other = params.clone();
+      const auto batch = tables.batch(0, at::kDouble);
+      tables.loss(params, batch).backward();
+      pairs.loss(other, batch).backward();
+      for (const auto& [name, tensor] : params) {
+        EXPECT_TRUE(at::allclose(tensor.grad(), other[name].tensor.grad(), 1e-10, 1e-13)) << name;
+      }
+    }
+  }
+}
+
+TEST(ModularAddition, ObservesTheShiftOfTheReadout) {
+  const auto bed = modular_addition({.modulus = 7, .d_model = 8, .d_ff = 16});
+  const auto params = bed.init(1, at::kDouble);
+  const auto before = bed.observe(params);
+  {
+    const at::NoGradGuard no_grad;
+    params["unembedding.weight"].tensor.add_(at::ones({8}, at::kDouble));
+  }
+  const auto after = bed.observe(params);
+  EXPECT_GT(after.at("shift_norm"), before.at("shift_norm") + 1);
+  EXPECT_NEAR(after.at("quotient_norm"), before.at("quotient_norm"), 1e-12);
+  EXPECT_EQ(after.at("test_accuracy"), before.at("test_accuracy"));
+  EXPECT_NEAR(after.at("test_loss"), before.at("test_loss"), 1e-10);
+}
+
 TEST(ModularAddition, BadOptionsAreNamed) {
   expect_error([] { modular_addition({.modulus = 1}); }, {"modulus", "1"});
   expect_error([] { modular_addition({.train_fraction = 1.5}); }, {"train_fraction", "1.5"});

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include "ddc/discover/gate.h"
 #include "ddc/gauge/rescale.h"
 #include "support.h"
 #include "support/errors.h"
@@ -31,6 +32,41 @@ TEST(SparseParity, InternalNormBreaksTheReluRescale) {
   const auto wrong =
       relu_rescale({.in = params["hidden.weight"], .out = {params["readout.weight"]}});
   EXPECT_GT(loss_change(bed, {wrong}, params, bed.batch(0, at::kDouble)), 1e-4);
+}
+
+TEST(SparseParity, GateClearsTheNormScaleAndRefusesTheReluRescale) {
+  for (const bool offset : {false, true}) {
+    const auto bed = sparse_parity({.d_hidden = 32, .gain_is_offset = offset});
+    const auto params = bed.init(1, at::kDouble);
+    const auto evaluate = evaluation_of(bed, params);
+    EXPECT_TRUE(gate(bed.gauges(params), params, evaluate).passed);
+    const auto rescale = relu_rescale({.in = params["hidden.weight"],
+                                       .in_bias = params["hidden.bias"],
+                                       .out = {params["readout.weight"]}});
+    const auto verdict = gate(rescale, params, evaluate);
+    EXPECT_FALSE(verdict.passed);
+    EXPECT_GT(verdict.residual, 1e-3);
+  }
+}
+
+TEST(SparseParity, GainStoredAsOffsetIsTheSameNetwork) {
+  const auto plain = sparse_parity({.d_hidden = 16});
+  const auto offset = sparse_parity({.d_hidden = 16, .gain_is_offset = true});
+  const auto batch = plain.batch(0, at::kDouble);
+  EXPECT_DOUBLE_EQ(plain.loss(plain.init(3, at::kDouble), batch).item<double>(),
+                   offset.loss(offset.init(3, at::kDouble), batch).item<double>());
+}
+
+TEST(SparseParity, ObservesDeadChannels) {
+  const auto bed = sparse_parity({.d_hidden = 16});
+  const auto params = bed.init(3, at::kDouble);
+  const double before = bed.observe(params).at("dead_units");
+  {
+    const at::NoGradGuard no_grad;
+    params["norm.weight"].tensor.narrow(0, 0, 5).zero_();
+  }
+  EXPECT_EQ(before, 0);
+  EXPECT_EQ(bed.observe(params).at("dead_units"), 5);
 }
 
 TEST(SparseParity, BadOptionsAreNamed) {

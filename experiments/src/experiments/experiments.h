@@ -11,6 +11,7 @@ Experiment diagonal();
 Experiment row_shift();
 Experiment parity();
 Experiment grokking();
+Experiment rope();
 Experiment over_training();
 Experiment compression();
 

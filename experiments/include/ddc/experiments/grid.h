@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,34 +13,63 @@
 
 namespace ddc::experiments {
 
-/// Where a run of a grid stands.
+/// Where a run of a grid stands, as of its last evaluation.
 struct RunProgress {
   std::string name;
   int64_t step = 0;
   int64_t steps = 0;
-  /// Of the last evaluation; NaN before the first.
-  double loss = 0;
-  double drift = 0;
+  /// Steps of `step` that were done before.
+  int64_t done_before = 0;
+  double loss = std::numeric_limits<double>::quiet_NaN();
+  double drift = std::numeric_limits<double>::quiet_NaN();
+  /// Since it was started, or went on.
+  double seconds = 0;
+};
+
+struct GridProgress {
+  std::vector<RunProgress> active;
+  size_t finished = 0;
+  size_t failed = 0;
+  size_t all = 0;
+  /// Of all runs: planned; done since the grid was started; and left to do at most, as a run may end early.
+  int64_t steps = 0;
+  int64_t steps_done = 0;
+  int64_t steps_left = 0;
+  double seconds = 0;
+};
+
+struct EndedRun {
+  RunProgress progress;
+  /// Unset if it failed; then `error` says why, in a line.
+  std::optional<RunSummary> summary;
+  std::string error;
 };
 
 struct GridOptions {
   /// Runs at a time, each a process of its own.
   int64_t jobs = 1;
-  /// The program that runs the folder it gets as its last argument: {"ddc", "run", "--resume"}.
+  /// The program that runs the folder it gets as its last argument, and arguments before that.
   std::vector<std::string> command;
-  /// Called a few times a second with the runs under way, and the number of finished and of all.
-  std::function<void(const std::vector<RunProgress>& active, size_t finished, size_t all)>
-      progress = {};
-  /// Called when a run ends, with its summary, or with what went wrong.
-  std::function<void(const PlannedRun& run, const std::optional<RunSummary>& summary,
-                     const std::string& error)>
-      ended = {};
+  /// Called before the first run is started.
+  std::function<void(size_t finished, size_t all)> started = {};
+  /// Called a few times a second.
+  std::function<void(const GridProgress&)> progress = {};
+  /// Called when a run ends, but not if that is because it was interrupted.
+  std::function<void(const EndedRun&)> ended = {};
   /// Asked a few times a second; the runs under way are then told to save and stop.
   std::function<bool()> interrupted = {};
 };
 
-/// Runs what is not finished yet under `folder`/runs. Returns whether all of it is finished now.
-bool run_grid(const std::vector<PlannedRun>& runs, const std::filesystem::path& folder,
-              const GridOptions& options);
+struct GridOutcome {
+  size_t all = 0;
+  size_t finished = 0;
+  std::vector<EndedRun> failed;
+  bool interrupted = false;
+};
+
+/// Runs what is not finished yet under `folder`/runs. A run that fails does not keep the others from
+/// going on. Throws if what is there is not of this plan, or if another process is at work there.
+GridOutcome run_grid(const std::vector<PlannedRun>& runs, const std::filesystem::path& folder,
+                     const GridOptions& options);
 
 }  // namespace ddc::experiments

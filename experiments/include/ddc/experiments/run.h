@@ -16,6 +16,7 @@
 //     metrics.jsonl    one line per evaluation: {"step": 100, "loss": 0.52, "drift": 1e-7, ...}
 //     summary.json     how it ended; there is one if and only if the run is finished
 //     checkpoints/     latest.safetensors, from which it goes on, and those that were asked for
+//     lock             held by the process that is at work there
 //
 // With the same seed and number of threads the metrics are the same to the last bit, however often the
 // run was interrupted.
@@ -56,7 +57,9 @@ RunConfig completed(RunConfig config);
 struct Measurement {
   int64_t step = 0;
   /// "loss" of the step's batch; "drift" and "drift_rms", of the gauge coordinates since the start, the
-  /// largest of any channel and the root of the mean square; and what the testbed observes.
+  /// largest of any channel and the root of the mean square; "turn", the largest angle by which the next
+  /// step turns a block of a rotation along its orbit (where nothing but rotations acts on its tensors, and
+  /// there is a next step); and what the testbed observes.
   std::map<std::string, double> values;
 };
 
@@ -81,9 +84,14 @@ struct RunHooks {
 };
 
 /// Starts the run, or goes on with it: from its last checkpoint if there is one. Returns nullopt if it was
-/// interrupted, and does nothing if it is finished. Throws if the folder holds another run.
+/// interrupted, and does nothing if it is finished. Throws if the folder holds another run, or if another
+/// process is at work there.
 std::optional<RunSummary> execute(const RunConfig& config, const std::filesystem::path& folder,
                                   const RunHooks& hooks = {});
+
+/// What tells the run that the folder holds from this one: "steps is 4000 there, not 600". Empty if they
+/// are the same, or if the folder holds none.
+std::string conflict(const RunConfig& config, const std::filesystem::path& folder);
 
 /// Writes config.json, so that `resume` can start the run. Throws if the folder holds another run.
 void prepare(const RunConfig& config, const std::filesystem::path& folder);

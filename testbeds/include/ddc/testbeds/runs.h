@@ -97,6 +97,14 @@ Drift drift(const Testbed& testbed, const Parameters& params, const std::vector<
             const OptimizerMaker& make, const DriftRun& run = {},
             const std::function<void(int64_t, double)>& progress = nullptr);
 
+/// What the rotation and linear gauges among `gauges` turn, per block: [block, entries of all legs], in
+/// float64. For a linear gauge at the point of its orbit where the Gram matrices of both sides are equal.
+std::vector<at::Tensor> turned_parts(const std::vector<Gauge>& gauges, const Parameters& params);
+
+/// The largest angle (Frobenius norm of the logarithm) of the rotations that take such parts nearest to
+/// those of later; NaN counts as infinite.
+double largest_turn(const std::vector<at::Tensor>& before, const std::vector<at::Tensor>& after);
+
 /// How far weights were turned along the orbits of rotations, measured on the weights alone: between
 /// consecutive iterates lies the rotation that takes the earlier one nearest to the later one (the
 /// polar factor of the sum over legs of X_after X_before^T), and the product of those over all steps

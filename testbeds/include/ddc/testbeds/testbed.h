@@ -68,6 +68,10 @@ struct Testbed {
 /// Evaluates batches of the testbed at the values that `params` has, for discovery.
 Evaluate evaluation_of(const Testbed& testbed, const Parameters& params);
 
+/// The class label of positions at which nothing is asked: neither the cross-entropy nor `accuracy` counts
+/// them.
+inline constexpr int64_t ignored_target = -100;
+
 /// The share of targets that the outputs get right: the largest logit against a class label, or
 /// the sign of a single output against +-1.
 double accuracy(const at::Tensor& outputs, const at::Tensor& targets);

@@ -1,0 +1,153 @@
+#include "ddc/experiments/run.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "support/errors.h"
+#include "support/folder.h"
+
+namespace ddc::experiments {
+namespace {
+
+namespace fs = std::filesystem;
+using tests::expect_error;
+
+class Run : public testing::Test {
+ protected:
+  fs::path folder(const std::string& name) const { return folder_.path() / name; }
+
+  static RunConfig config() {
+    return {.testbed = "relu_teacher_student",
+            .testbed_settings = {{"d_hidden", 4}, {"samples", 16}},
+            .optimizer = "ddc-adam",
+            .steps = 60,
+            .evaluate_every = 7,
+            .warmup = 10,
+            .cosine = true};
+  }
+
+  static std::string text_of(const fs::path& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+  }
+
+  /// Interrupted after so many steps of its own.
+  static std::optional<RunSummary> execute_some(const RunConfig& config, const fs::path& folder,
+                                                int64_t steps) {
+    int64_t done = 0;
+    return execute(
+        config, folder,
+        {.step = [&](int64_t, double) { ++done; }, .interrupted = [&] { return done >= steps; }});
+  }
+
+ private:
+  tests::Folder folder_;
+};
+
+TEST_F(Run, InterruptedManyTimesIsTheSameToTheLastBit) {
+  for (const auto* optimizer : {"adamw", "ddc-adam", "ddc-muon"}) {
+    auto some = config();
+    some.optimizer = optimizer;
+    const auto whole = folder(std::string("whole-") + optimizer);
+    const auto parts = folder(std::string("parts-") + optimizer);
+    const auto expected = execute(some, whole);
+    ASSERT_TRUE(expected.has_value());
+    // Steps that are evaluated, and others.
+    for (const int64_t steps : {1, 6, 7, 13, 22}) {
+      EXPECT_FALSE(execute_some(some, parts, steps).has_value());
+    }
+    const auto summary = resume(parts);
+    ASSERT_TRUE(summary.has_value());
+    EXPECT_EQ(summary->steps, expected->steps);
+    EXPECT_EQ(text_of(parts / "metrics.jsonl"), text_of(whole / "metrics.jsonl")) << optimizer;
+  }
+}
+
+TEST_F(Run, DropsWhatWasMeasuredAfterTheLastCheckpoint) {
+  execute(config(), folder("whole"));
+  execute_some(config(), folder("killed"), 10);
+  // As a process leaves it that is killed while it writes.
+  std::ofstream(folder("killed") / "metrics.jsonl", std::ios::app)
+      << "{\"loss\":1.5,\"step\":14}\n{\"loss\":1.25,\"st";
+  EXPECT_EQ(read_metrics(folder("killed")).size(), 3);
+  resume(folder("killed"));
+  EXPECT_EQ(text_of(folder("killed") / "metrics.jsonl"),
+            text_of(folder("whole") / "metrics.jsonl"));
+}
+
+TEST_F(Run, RefusesToGoOnWithoutTheMeasurementsBeforeItsCheckpoint) {
+  execute_some(config(), folder("run"), 20);
+  std::ofstream(folder("run") / "metrics.jsonl") << "{\"loss\":1.5,\"step\":0}\n";
+  expect_error([&] { resume(folder("run")); },
+               {"has 1 measurements before step 20", "latest.safetensors' to start the run over"});
+}
+
+TEST_F(Run, NamesACheckpointThatItCannotReadAndStartsOverWithoutIt) {
+  execute(config(), folder("whole"));
+  execute_some(config(), folder("run"), 20);
+  const auto checkpoint = folder("run") / "checkpoints" / "latest.safetensors";
+  fs::resize_file(checkpoint, fs::file_size(checkpoint) / 2);
+  expect_error([&] { resume(folder("run")); },
+               {"cannot go on from '" + checkpoint.string() + "'",
+                "delete '" + checkpoint.string() + "' to start the run over"});
+  fs::remove(checkpoint);
+  resume(folder("run"));
+  EXPECT_EQ(text_of(folder("run") / "metrics.jsonl"), text_of(folder("whole") / "metrics.jsonl"));
+}
+
+TEST_F(Run, RefusesAFolderOfAnotherRunAndSaysWhatDiffers) {
+  prepare(config(), folder("run"));
+  prepare(config(), folder("run"));
+  auto other = config();
+  other.optimizer_settings = {{"lr", 0.5}};
+  EXPECT_EQ(conflict(config(), folder("run")), "");
+  EXPECT_EQ(conflict(other, folder("none")), "");
+  EXPECT_EQ(conflict(other, folder("run")), "optimizer_settings/lr is 0.001 there, not 0.5");
+  expect_error([&] { execute(other, folder("run")); },
+               {"holds another run (optimizer_settings/lr is 0.001 there, not 0.5)"});
+}
+
+TEST_F(Run, KeepsCheckpointsThatAreAskedFor) {
+  auto keeping = config();
+  keeping.keep_every = 25;
+  execute(keeping, folder("run"));
+  for (const auto* name : {"step-0", "step-25", "step-50", "latest"}) {
+    EXPECT_TRUE(fs::exists(folder("run") / "checkpoints" / (std::string(name) + ".safetensors")));
+  }
+}
+
+TEST_F(Run, EndsWhereItDiverges) {
+  auto wild = config();
+  wild.optimizer = "sgd";
+  wild.optimizer_settings = {{"lr", 1e6}};
+  const auto summary = execute(wild, folder("run"));
+  ASSERT_TRUE(summary.has_value());
+  EXPECT_EQ(summary->status, RunStatus::diverged);
+  EXPECT_LT(summary->steps, wild.steps);
+  EXPECT_EQ(read_summary(folder("run"))->status, RunStatus::diverged);
+}
+
+TEST_F(Run, RefusesOptionsBeforeItWritesAnything) {
+  const auto expect = [&](const std::string& said, auto&& change) {
+    auto wrong = config();
+    change(wrong);
+    expect_error([&] { execute(wrong, folder("run")); }, {said});
+  };
+  expect("did you mean 'relu_teacher_student'?",
+         [](auto& wrong) { wrong.testbed = "relu_teacher_studnt"; });
+  expect("option steps must be > warmup, which is 10, got 10",
+         [](auto& wrong) { wrong.steps = wrong.warmup; });
+  expect("option evaluate_every must be > 0, got 0", [](auto& wrong) { wrong.evaluate_every = 0; });
+  expect("option dtype must be float32 or float64, got 'float16'",
+         [](auto& wrong) { wrong.dtype = "float16"; });
+  EXPECT_FALSE(fs::exists(folder("run")));
+}
+
+}  // namespace
+}  // namespace ddc::experiments
