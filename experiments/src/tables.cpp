@@ -37,6 +37,17 @@ Read last(const std::string& metric) {
   return [metric](const FinishedRun& run) { return run.last(metric); };
 }
 
+Read late(const std::string& metric) {
+  return [metric](const FinishedRun& run) {
+    std::vector<double> seen;
+    for (size_t i = run.metrics.size() * 3 / 4; i < run.metrics.size(); ++i) {
+      const auto found = run.metrics[i].values.find(metric);
+      if (found != run.metrics[i].values.end()) seen.push_back(found->second);
+    }
+    return mean(seen);
+  };
+}
+
 Read least(const std::string& metric) {
   return [metric](const FinishedRun& run) {
     double result = std::numeric_limits<double>::quiet_NaN();
