@@ -299,7 +299,7 @@ def test_a_damaged_checkpoint_is_named_and_deleting_it_starts_over(tmp_path):
 
 def test_bars_fit_the_terminal_and_leave_nothing_behind(tmp_path):
     frames = set()
-    command = [tool(), "run", RELU, "--steps", "400", "--seeds", "1,2", "--out", tmp_path]
+    command = [tool(), "run", RELU, "--steps", "4000", "--seeds", "1,2", "--out", tmp_path]
     for columns in (100, 40):
         code, printed, screen = run_in_terminal(
             [*map(str, command), "--json"],
