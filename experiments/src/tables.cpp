@@ -99,9 +99,9 @@ std::string text(double value) {
   if (std::isinf(value)) return value > 0 ? "∞" : "-∞";
   char buffer[32];
   const double size = std::abs(value);
-  if (value == std::round(value) && size < 1e6) {
+  if ((value == std::round(value) && size < 1e6) || (size >= 1e3 && size < 1e6)) {
     std::snprintf(buffer, sizeof(buffer), "%.0f", value);
-  } else if (size >= 1e-3 && size < 1e4) {
+  } else if (size >= 1e-3 && size < 1e3) {
     std::snprintf(buffer, sizeof(buffer), "%.3g", value);
   } else {
     std::snprintf(buffer, sizeof(buffer), "%.1e", value);

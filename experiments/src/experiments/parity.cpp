@@ -204,11 +204,14 @@ void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
       curves_of(middle, "Mean joint norm |gain| |readout|, weight decay 2", "joint_norm", true),
       curves_of(middle, "Drift of the gauge mode (RMS), weight decay 2", "drift_rms", true)};
   if (!result.quick) add_claims(runs, result);
-  result.answer =
-      "The gate clears the norm scale and refuses the ReLU rescale, which the norm breaks. Whether "
-      "the block survives is decided by the coordinate that decay acts in; whether the mode "
-      "drifts, "
-      "by whether the gauge is bound.";
+  std::string kept;
+  std::string shed;
+  for (const auto& [arm, group] : by_arm(middle)) {
+    auto& list = mean(values(group, last("loss"))) < 0.5 ? kept : shed;
+    list += (list.empty() ? "" : "; ") + arm;
+  }
+  result.answer = "At weight decay 2 the block is kept by: " + (kept.empty() ? "none" : kept) +
+                  ". It is shed by: " + (shed.empty() ? "none" : shed) + ".";
 }
 
 }  // namespace
