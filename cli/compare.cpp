@@ -38,7 +38,6 @@ struct Settings {
 
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
-/// NaN and infinity are null in JSON, and so are texts that are not there.
 Json or_null(const std::optional<int64_t>& value) { return value ? Json(*value) : Json(); }
 
 std::string shown(const Json& value) {
@@ -164,12 +163,19 @@ Json compare_runs(const fs::path& folder_a, const fs::path& folder_b,
           {"first_difference", difference}};
 }
 
+/// Paths are too long for a column.
+void print_paths(const Json& json, const char* field) {
+  std::cout << "A  " << json["a"][field].get<std::string>() << "\nB  "
+            << json["b"][field].get<std::string>() << "\n\n";
+}
+
 void print_runs(const Json& json) {
+  print_paths(json, "folder");
   Rows rows = {{"", "A", "B", "B - A"}};
   const auto add = [&](const std::string& name, const Json& a, const Json& b) {
     rows.push_back({name, shown(a), shown(b), shown_difference(a, b)});
   };
-  for (const auto* field : {"folder", "status"}) add(field, json["a"][field], json["b"][field]);
+  add("status", json["a"]["status"], json["b"]["status"]);
   for (const auto& [name, values] : json["options"].items()) {
     rows.push_back({name, shown(values["a"]), shown(values["b"])});
   }
@@ -267,6 +273,7 @@ Json compare_results(const fs::path& path_a, const fs::path& path_b) {
 }
 
 void print_results(const Json& json) {
+  print_paths(json, "path");
   Rows rows = {{"", "", "A", "B"}};
   const auto add = [&](const Json& of_rows) {
     for (const auto& [row, columns] : of_rows.items()) {
@@ -278,7 +285,6 @@ void print_results(const Json& json) {
       }
     }
   };
-  rows.push_back({"path", "", shown(json["a"]["path"]), shown(json["b"]["path"])});
   rows.push_back({"experiment", "", shown(json["a"]["name"]), shown(json["b"]["name"])});
   rows.push_back({"quick", "", shown(json["a"]["quick"]), shown(json["b"]["quick"])});
   add(json["table"]);

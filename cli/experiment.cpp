@@ -35,6 +35,7 @@ struct Settings {
   int64_t jobs = std::max(1u, std::thread::hardware_concurrency());
   std::string out = "out/experiments";
   bool json = false;
+  bool evaluate = false;
 };
 
 const std::string all = "all";
@@ -132,7 +133,7 @@ void print(const Result& result) {
 /// Runs one, prints it, and adds it to `report`. Whether all of its runs are finished.
 bool run_one(const Experiment& experiment, const Settings& settings, Json& report) {
   const auto folder = root_of(settings) / experiment.name;
-  const auto outcome = run_all(experiment, settings, folder);
+  const auto outcome = settings.evaluate ? GridOutcome{} : run_all(experiment, settings, folder);
   if (outcome.finished + outcome.failed.size() < outcome.all) {
     leave_interrupted(experiment.name + ": interrupted, and saved, with " +
                       std::to_string(outcome.finished) + " of " + std::to_string(outcome.all) +
@@ -211,6 +212,8 @@ void add_experiment(CLI::App& app) {
                    "where the folders of experiments are; those of quick ones are in quick/ there")
       ->type_name("DIR")
       ->capture_default_str();
+  command->add_flag("--evaluate", settings->evaluate,
+                    "run nothing: report on the runs that are finished");
   command->add_flag("--json", settings->json, "print JSON instead of tables");
   command->callback([settings] { run(*settings); });
 }

@@ -17,6 +17,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -70,17 +71,34 @@ const SettingHelp* find_setting(const std::vector<SettingHelp>& settings, const 
   return found == settings.end() ? nullptr : &*found;
 }
 
-/// Whose setting it is: the testbed's or the optimizer's.
-void apply_setting(RunConfig& config, const std::string& name, const std::string& value) {
+bool starts_with(const std::string& text, const std::string& prefix, std::string& rest) {
+  if (text.rfind(prefix, 0) != 0) return false;
+  rest = text.substr(prefix.size());
+  return true;
+}
+
+/// A name is looked up among the settings of both the testbed and the optimizer, unless it says whose it
+/// is: "testbed.scale", "optimizer.scale".
+void apply_setting(RunConfig& config, const std::string& given, const std::string& value) {
   const auto& testbed = testbed_entry(config.testbed);
   const auto& optimizer = optimizer_entry(config.optimizer);
-  if (const auto* setting = find_setting(testbed.settings, name)) {
-    config.testbed_settings[name] = parse_setting(*setting, value);
-  } else if (const auto* other = find_setting(optimizer.settings, name)) {
-    config.optimizer_settings[name] = parse_setting(*other, value);
+  auto name = given;
+  const bool only_testbed = starts_with(given, "testbed.", name);
+  const bool only_optimizer = starts_with(given, "optimizer.", name);
+  const auto* of_testbed = only_optimizer ? nullptr : find_setting(testbed.settings, name);
+  const auto* of_optimizer = only_testbed ? nullptr : find_setting(optimizer.settings, name);
+  if (of_testbed != nullptr && of_optimizer != nullptr) {
+    throw CLI::ValidationError("--set", "both the testbed and the optimizer have a setting '" +
+                                            name + "': write testbed." + name + " or optimizer." +
+                                            name);
+  }
+  if (of_testbed != nullptr) {
+    config.testbed_settings[name] = parse_setting(*of_testbed, value);
+  } else if (of_optimizer != nullptr) {
+    config.optimizer_settings[name] = parse_setting(*of_optimizer, value);
   } else {
     auto names = names_of(testbed.settings);
-    for (auto& known_name : names_of(optimizer.settings)) names.push_back(std::move(known_name));
+    for (auto& other : names_of(optimizer.settings)) names.push_back(std::move(other));
     throw CLI::ValidationError("--set", unknown("setting", name, names) + " (ddc list testbeds " +
                                             testbed.name + ", ddc list optimizers " +
                                             optimizer.name + ")");
@@ -359,16 +377,22 @@ void add_run(CLI::App& app) {
                    "folder of the run, or of the folders of several "
                    "(default: out/runs/TESTBED-OPTIMIZER-seedN)")
       ->type_name("FOLDER");
+  // Not by `excludes`, which repeats itself in the help of every option.
   const auto of_new_runs = command->get_options(
       [](const CLI::Option* option) { return option->get_name() != "--help"; });
-  auto* resume =
-      command->add_option("--resume", settings->resume, "go on with the runs in these folders")
-          ->type_name("FOLDER");
-  for (auto* option : of_new_runs) resume->excludes(option);
+  command->add_option("--resume", settings->resume, "go on with the runs in these folders")
+      ->type_name("FOLDER");
   command->add_flag("--json", settings->json, "print JSON instead of a table");
   command->add_flag("--quiet", settings->quiet, "show no progress and no table");
   command->add_option("--with-parent", settings->parent)->group("");
-  command->callback([settings] { run(*settings); });
+  command->callback([settings, of_new_runs] {
+    for (const auto* option : of_new_runs) {
+      if (!settings->resume.empty() && option->count() > 0) {
+        throw CLI::ExcludesError("--resume", option->get_name());
+      }
+    }
+    run(*settings);
+  });
 }
 
 }  // namespace ddc::cli

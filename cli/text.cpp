@@ -44,7 +44,7 @@ std::string number(double value) {
 }
 
 std::string duration(double seconds) {
-  const auto whole = static_cast<long long>(seconds + 0.5);
+  const auto whole = std::llround(seconds);
   char buffer[32];
   if (whole < 3600) {
     std::snprintf(buffer, sizeof(buffer), "%lld:%02lld", whole / 60, whole % 60);

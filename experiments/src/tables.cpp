@@ -37,6 +37,17 @@ Read last(const std::string& metric) {
   return [metric](const FinishedRun& run) { return run.last(metric); };
 }
 
+Read late(const std::string& metric) {
+  return [metric](const FinishedRun& run) {
+    std::vector<double> seen;
+    for (size_t i = run.metrics.size() * 3 / 4; i < run.metrics.size(); ++i) {
+      const auto found = run.metrics[i].values.find(metric);
+      if (found != run.metrics[i].values.end()) seen.push_back(found->second);
+    }
+    return mean(seen);
+  };
+}
+
 Read least(const std::string& metric) {
   return [metric](const FinishedRun& run) {
     double result = std::numeric_limits<double>::quiet_NaN();
@@ -88,9 +99,9 @@ std::string text(double value) {
   if (std::isinf(value)) return value > 0 ? "∞" : "-∞";
   char buffer[32];
   const double size = std::abs(value);
-  if (value == std::round(value) && size < 1e6) {
+  if ((value == std::round(value) && size < 1e6) || (size >= 1e3 && size < 1e6)) {
     std::snprintf(buffer, sizeof(buffer), "%.0f", value);
-  } else if (size >= 1e-3 && size < 1e4) {
+  } else if (size >= 1e-3 && size < 1e3) {
     std::snprintf(buffer, sizeof(buffer), "%.3g", value);
   } else {
     std::snprintf(buffer, sizeof(buffer), "%.1e", value);

@@ -29,6 +29,8 @@ std::vector<double> values(const std::vector<const FinishedRun*>& runs, const Re
 
 /// The last value of a metric.
 Read last(const std::string& metric);
+/// The mean over the last quarter of the measurements, where single ones are noisy.
+Read late(const std::string& metric);
 /// The least value on the way, and the last as a multiple of the first.
 Read least(const std::string& metric);
 Read growth(const std::string& metric);

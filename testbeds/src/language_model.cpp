@@ -3,9 +3,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <array>
 #include <cmath>
 #include <filesystem>
+#include <vector>
 
 #include "draw.h"
 #include "layers.h"
@@ -82,8 +82,7 @@ LanguageModelSplit language_model_split(const LanguageModelOptions& options) {
   const std::string path = options.text.empty() ? king_james_file : options.text;
   const auto text = load_text(path);
 
-  const auto bytes = at::tensor(at::ArrayRef<uint8_t>(reinterpret_cast<const uint8_t*>(text.data()),
-                                                      text.size()));  // NOLINT: the same bytes
+  const auto bytes = at::tensor(std::vector<uint8_t>(text.begin(), text.end()), at::kByte);
   const auto seen = at::bincount(bytes, {}, 256).gt(0);
   const auto number = (seen.cumsum(0) - 1).to(at::kByte);
   const auto tokens = number.index_select(0, bytes.to(at::kInt));

@@ -13,7 +13,7 @@ namespace ddc::experiments {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using tests::expect_error;
 
 /// Runs of a grid are programs; these are scripts that get the folder of the run as $0.
 class Grid : public testing::Test {
@@ -87,10 +87,9 @@ TEST_F(Grid, StopsItsRunsWhenItIsInterruptedAndWaitsForThem) {
 
 TEST_F(Grid, RefusesAFolderOfAnotherPlanAndSaysWhatToDo) {
   run_grid(plan(), folder(), script(finish));
-  const auto message = message_of([&] { run_grid(plan(20), folder(), script(finish)); });
-  EXPECT_THAT(message,
-              HasSubstr("3 of its runs differ, such as runs/one (steps is 10 there, not 20"));
-  EXPECT_THAT(message, HasSubstr("delete the folder to start over, or choose another with --out"));
+  expect_error([&] { run_grid(plan(20), folder(), script(finish)); },
+               {"3 of its runs differ, such as runs/one (steps is 10 there, not 20)",
+                "delete the folder to start over, or choose another with --out"});
 }
 
 }  // namespace

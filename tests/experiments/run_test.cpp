@@ -1,6 +1,6 @@
 #include "ddc/experiments/run.h"
 
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
@@ -14,7 +14,7 @@ namespace ddc::experiments {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using tests::expect_error;
 
 class Run : public testing::Test {
  protected:
@@ -84,9 +84,8 @@ TEST_F(Run, DropsWhatWasMeasuredAfterTheLastCheckpoint) {
 TEST_F(Run, RefusesToGoOnWithoutTheMeasurementsBeforeItsCheckpoint) {
   execute_some(config(), folder("run"), 20);
   std::ofstream(folder("run") / "metrics.jsonl") << "{\"loss\":1.5,\"step\":0}\n";
-  const auto message = message_of([&] { resume(folder("run")); });
-  EXPECT_THAT(message, HasSubstr("has 1 measurements before step 20"));
-  EXPECT_THAT(message, HasSubstr("latest.safetensors' to start the run over"));
+  expect_error([&] { resume(folder("run")); },
+               {"has 1 measurements before step 20", "latest.safetensors' to start the run over"});
 }
 
 TEST_F(Run, NamesACheckpointThatItCannotReadAndStartsOverWithoutIt) {
@@ -94,9 +93,9 @@ TEST_F(Run, NamesACheckpointThatItCannotReadAndStartsOverWithoutIt) {
   execute_some(config(), folder("run"), 20);
   const auto checkpoint = folder("run") / "checkpoints" / "latest.safetensors";
   fs::resize_file(checkpoint, fs::file_size(checkpoint) / 2);
-  const auto message = message_of([&] { resume(folder("run")); });
-  EXPECT_THAT(message, HasSubstr("cannot go on from '" + checkpoint.string() + "'"));
-  EXPECT_THAT(message, HasSubstr("delete '" + checkpoint.string() + "' to start the run over"));
+  expect_error([&] { resume(folder("run")); },
+               {"cannot go on from '" + checkpoint.string() + "'",
+                "delete '" + checkpoint.string() + "' to start the run over"});
   fs::remove(checkpoint);
   resume(folder("run"));
   EXPECT_EQ(text_of(folder("run") / "metrics.jsonl"), text_of(folder("whole") / "metrics.jsonl"));
@@ -110,8 +109,8 @@ TEST_F(Run, RefusesAFolderOfAnotherRunAndSaysWhatDiffers) {
   EXPECT_EQ(conflict(config(), folder("run")), "");
   EXPECT_EQ(conflict(other, folder("none")), "");
   EXPECT_EQ(conflict(other, folder("run")), "optimizer_settings/lr is 0.001 there, not 0.5");
-  EXPECT_THAT(message_of([&] { execute(other, folder("run")); }),
-              HasSubstr("holds another run (optimizer_settings/lr is 0.001 there, not 0.5)"));
+  expect_error([&] { execute(other, folder("run")); },
+               {"holds another run (optimizer_settings/lr is 0.001 there, not 0.5)"});
 }
 
 TEST_F(Run, KeepsCheckpointsThatAreAskedFor) {
@@ -135,19 +134,18 @@ TEST_F(Run, EndsWhereItDiverges) {
 }
 
 TEST_F(Run, RefusesOptionsBeforeItWritesAnything) {
-  const auto error = [&](auto&& change) {
+  const auto expect = [&](const std::string& said, auto&& change) {
     auto wrong = config();
     change(wrong);
-    return message_of([&] { execute(wrong, folder("run")); });
+    expect_error([&] { execute(wrong, folder("run")); }, {said});
   };
-  EXPECT_THAT(error([](auto& wrong) { wrong.testbed = "relu_teacher_studnt"; }),
-              HasSubstr("did you mean 'relu_teacher_student'?"));
-  EXPECT_THAT(error([](auto& wrong) { wrong.steps = wrong.warmup; }),
-              HasSubstr("option steps must be > warmup, which is 10, got 10"));
-  EXPECT_THAT(error([](auto& wrong) { wrong.evaluate_every = 0; }),
-              HasSubstr("option evaluate_every must be > 0, got 0"));
-  EXPECT_THAT(error([](auto& wrong) { wrong.dtype = "float16"; }),
-              HasSubstr("option dtype must be float32 or float64, got 'float16'"));
+  expect("did you mean 'relu_teacher_student'?",
+         [](auto& wrong) { wrong.testbed = "relu_teacher_studnt"; });
+  expect("option steps must be > warmup, which is 10, got 10",
+         [](auto& wrong) { wrong.steps = wrong.warmup; });
+  expect("option evaluate_every must be > 0, got 0", [](auto& wrong) { wrong.evaluate_every = 0; });
+  expect("option dtype must be float32 or float64, got 'float16'",
+         [](auto& wrong) { wrong.dtype = "float16"; });
   EXPECT_FALSE(fs::exists(folder("run")));
 }
 

@@ -1,17 +1,16 @@
 #include "ddc/experiments/settings.h"
 
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
-#include <set>
 #include <string>
+#include <vector>
 
-#include "ddc/experiments/catalogue.h"
 #include "support/errors.h"
 
 namespace ddc::experiments {
 namespace {
 
-using testing::HasSubstr;
+using tests::expect_error;
 
 TEST(Nearest, IsTheNameThatTakesTheFewestEdits) {
   EXPECT_EQ(nearest("adamv", {"muon", "ddc-adam", "adamw"}), "adamw");
@@ -40,43 +39,30 @@ TEST(ParseSetting, ReadsTheTypeOfTheDefault) {
 }
 
 TEST(ParseSetting, NamesTheSettingAndWhatItMustBe) {
-  const auto error = [](const Json& initial, const std::string& text) {
-    return message_of([&] { parse_setting({"depth", initial, ""}, text); });
+  const auto expect = [](const Json& initial, const std::string& text, const std::string& said) {
+    expect_error([&] { parse_setting({"depth", initial, ""}, text); }, {"setting depth " + said});
   };
-  EXPECT_THAT(error(2, "two"), HasSubstr("setting depth must be a whole number, got \"two\""));
-  EXPECT_THAT(error(2, "2.5"), HasSubstr("setting depth must be a whole number, got 2.5"));
-  EXPECT_THAT(error(2u, "-2"), HasSubstr("setting depth must be a whole number >= 0, got -2"));
-  EXPECT_THAT(error(0.5, "true"), HasSubstr("setting depth must be a number, got true"));
-  EXPECT_THAT(error(true, "1"), HasSubstr("setting depth must be true or false, got 1"));
-  EXPECT_THAT(error(2, ""), HasSubstr("setting depth must be a whole number, got \"\""));
+  expect(2, "two", "must be a whole number, got \"two\"");
+  expect(2, "2.5", "must be a whole number, got 2.5");
+  expect(2u, "-2", "must be a whole number >= 0, got -2");
+  expect(0.5, "true", "must be a number, got true");
+  expect(true, "1", "must be true or false, got 1");
+  expect(2, "", "must be a whole number, got \"\"");
 }
 
 TEST(Complete, FillsInDefaultsAndRefusesWhatIsNotDeclared) {
   const std::vector<SettingHelp> declared = {{"depth", 2, ""}, {"width", 8, ""}};
   EXPECT_EQ(complete("testbed mlp", declared, {{"width", 3}}), Json({{"depth", 2}, {"width", 3}}));
-  EXPECT_THAT(message_of([&] {
-                complete("testbed mlp", declared, {{"dept", 3}});
-              }),
-              HasSubstr("unknown setting of testbed mlp 'dept'; did you mean 'depth'?"));
-  EXPECT_THAT(message_of([&] {
-                complete("testbed mlp", declared, {{"depth", "deep"}});
-              }),
-              HasSubstr("setting depth must be a whole number"));
-}
-
-TEST(Catalogue, SettingsOfTestbedsAndOptimizersHaveNamesApart) {
-  // `ddc run --set NAME=VALUE` does not say whose setting it is.
-  for (const auto& testbed : testbed_entries()) {
-    std::set<std::string> names;
-    for (const auto& setting : testbed.settings) names.insert(setting.name);
-    EXPECT_EQ(names.size(), testbed.settings.size()) << testbed.name;
-    for (const auto& optimizer : optimizer_entries()) {
-      for (const auto& setting : optimizer.settings) {
-        EXPECT_FALSE(names.contains(setting.name))
-            << testbed.name << " and " << optimizer.name << ": " << setting.name;
-      }
-    }
-  }
+  expect_error(
+      [&] {
+        complete("testbed mlp", declared, {{"dept", 3}});
+      },
+      {"unknown setting of testbed mlp 'dept'; did you mean 'depth'?"});
+  expect_error(
+      [&] {
+        complete("testbed mlp", declared, {{"depth", "deep"}});
+      },
+      {"setting depth must be a whole number"});
 }
 
 }  // namespace

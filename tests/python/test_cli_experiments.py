@@ -87,6 +87,10 @@ def interrupt(process, folder, lines, number=signal.SIGINT):
             f" (ddc list testbeds {RELU}, ddc list optimizers adamw)",
         ),
         (["run", RELU, "--set", "beta3=3"], "did you mean 'beta1'?"),
+        (
+            ["run", "diagonal_network", "--optimizer", "muon", "--set", "scale=2"],
+            "both the testbed and the optimizer have a setting 'scale': write testbed.scale or",
+        ),
         (["run", RELU, "--set", "d_hidden"], "--set: must be NAME=VALUE, got 'd_hidden'"),
         (["run", RELU, "--set", "d_hidden=two"], "setting d_hidden must be a whole number, got"),
         (["run", RELU, "--set", "data_seed=-1"], "setting data_seed must be a whole number >= 0"),
@@ -140,8 +144,8 @@ def test_the_list_has_a_line_for_everything_that_can_be_named():
 def test_a_testbed_is_described_with_the_settings_that_run_accepts(tmp_path):
     described = printed_json("list", "testbeds", RELU)
     defaults = {setting["name"]: setting["default"] for setting in described["settings"]}
-    for name in defaults:
-        assert f"  {name} " in succeed("list", "testbeds", RELU).stdout
+    shown = succeed("list", "testbeds", RELU).stdout
+    assert all(f"  {name} " in shown for name in defaults)
     given = [f"{name}={json.dumps(value)}" for name, value in defaults.items()]
     settings = ["--set", *given, "--steps", 2, "--out", tmp_path]
     run = printed_json("run", RELU, *settings)["runs"][0]
@@ -190,6 +194,14 @@ def test_the_recipe_of_a_testbed_is_for_adam_and_other_optimizers_have_their_own
     assert config["optimizer_settings"]["weight_decay"] == 0.5
 
 
+def test_a_setting_that_both_have_says_whose_it_is(tmp_path):
+    given = ["--set", "testbed.scale=0.5", "optimizer.scale=frobenius", "--steps", 2]
+    arguments = ["diagonal_network", "--optimizer", "muon", *given, "--out", tmp_path]
+    config = printed_json("run", *arguments)["runs"][0]["config"]
+    assert config["testbed_settings"]["scale"] == 0.5
+    assert config["optimizer_settings"]["scale"] == "frobenius"
+
+
 def test_the_same_seed_is_the_same_to_the_last_bit_and_another_is_not(tmp_path):
     first = train(tmp_path / "first")
     assert train(tmp_path / "second") == first
@@ -199,7 +211,9 @@ def test_the_same_seed_is_the_same_to_the_last_bit_and_another_is_not(tmp_path):
 
 
 def test_several_seeds_have_a_folder_each(tmp_path):
-    runs = printed_json("run", RELU, *TINY, "--steps", 20, "--seeds", "1,2", "--out", tmp_path)["runs"]
+    runs = printed_json("run", RELU, *TINY, "--steps", 20, "--seeds", "1,2", "--out", tmp_path)[
+        "runs"
+    ]
     assert [run["folder"] for run in runs] == [str(tmp_path / "seed1"), str(tmp_path / "seed2")]
     assert (tmp_path / "seed1" / "metrics.jsonl").read_bytes() == train(
         tmp_path / "alone", "--seeds", 1, steps=20
@@ -212,7 +226,9 @@ def test_a_run_stops_where_a_metric_is_reached(tmp_path):
     assert result.returncode == USAGE
     assert f"testbed '{RELU}' does not observe 'step_is_none'" in result.stderr
     stop = ["--stop", "loss=0"]
-    run = printed_json("run", RELU, *TINY, "--steps", 20, "--out", tmp_path / "now", *stop)["runs"][0]
+    run = printed_json("run", RELU, *TINY, "--steps", 20, "--out", tmp_path / "now", *stop)["runs"][
+        0
+    ]
     assert (run["status"], run["step"]) == ("reached", 0)
 
 
@@ -283,7 +299,7 @@ def test_a_damaged_checkpoint_is_named_and_deleting_it_starts_over(tmp_path):
 
 def test_bars_fit_the_terminal_and_leave_nothing_behind(tmp_path):
     frames = set()
-    command = [tool(), "run", RELU, "--steps", "400", "--seeds", "1,2", "--out", tmp_path]
+    command = [tool(), "run", RELU, "--steps", "4000", "--seeds", "1,2", "--out", tmp_path]
     for columns in (100, 40):
         code, printed, screen = run_in_terminal(
             [*map(str, command), "--json"],
@@ -382,7 +398,9 @@ def test_an_interrupted_experiment_says_how_to_go_on(uninterrupted, tmp_path):
     command = shlex.split(said.splitlines()[-1])
     assert command == [str(tool()), *EXPERIMENT, "--out", str(tmp_path)]
     # Those that were under way have saved.
-    unfinished = [p for p in (folder_in(tmp_path) / "runs").iterdir() if not (p / "summary.json").exists()]
+    unfinished = [
+        p for p in (folder_in(tmp_path) / "runs").iterdir() if not (p / "summary.json").exists()
+    ]
     assert any((folder / "checkpoints").exists() for folder in unfinished)
     succeed(*command[1:])
     assert written_in(tmp_path) == written_in(uninterrupted[0])
@@ -395,7 +413,9 @@ def handles(process, number):
 
 
 def children_of(process):
-    return [int(pid) for pid in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()]
+    return [
+        int(pid) for pid in open(f"/proc/{process.pid}/task/{process.pid}/children").read().split()
+    ]
 
 
 def test_an_experiment_waits_for_its_runs_to_save_and_a_second_interruption_does_not(tmp_path):
@@ -461,7 +481,12 @@ def test_bars_of_an_experiment_leave_only_what_is_said(copied):
 def test_compare_shows_what_two_runs_differ_in(tmp_path):
     train(tmp_path / "a")
     train(tmp_path / "b", "--lr", 0.05)
-    levels = ["--level", "loss=5", "--level", "loss=1e-9"]
+    losses = {}
+    for side in ("a", "b"):
+        lines = (tmp_path / side / "metrics.jsonl").read_text().splitlines()
+        losses[side] = {line["step"]: line["loss"] for line in map(json.loads, lines)}
+    level = max(losses["a"][200], losses["b"][200])
+    levels = ["--level", f"loss={level}", "--level", "loss=0"]
     json_of = printed_json("compare", tmp_path / "a", tmp_path / "b", *levels)
     assert json_of["options"] == {"optimizer_settings/lr": {"a": 0.005, "b": 0.05}}
     assert not json_of["identical"]
@@ -469,11 +494,10 @@ def test_compare_shows_what_two_runs_differ_in(tmp_path):
     assert json_of["first_difference"]["step"] == 10
     reached, never = json_of["reached"]
     for side in ("a", "b"):
-        metrics = map(json.loads, (tmp_path / side / "metrics.jsonl").read_text().splitlines())
-        assert reached[side] == next(line["step"] for line in metrics if line["loss"] <= 5)
+        assert reached[side] == min(step for step, loss in losses[side].items() if loss <= level)
         assert never[side] is None
     shown = succeed("compare", tmp_path / "a", tmp_path / "b", *levels).stdout
-    assert "optimizer_settings/lr  0.005" in shown
+    assert ["optimizer_settings/lr", "0.005", "0.05"] in map(str.split, shown.splitlines())
     assert "first differ at step 10, in drift" in shown
     train(tmp_path / "longer", steps=210)
     shown = succeed("compare", tmp_path / "a", tmp_path / "longer").stdout

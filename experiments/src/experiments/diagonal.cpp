@@ -47,9 +47,11 @@ void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
   result.curves = {curves_of(runs, "Drift of log|u/v| per coordinate (RMS)", "drift_rms", true),
                    curves_of(runs, "Norm of log|u/v|", "mode_norm", true),
                    curves_of(runs, "Training loss", "loss", true)};
-  result.answer =
-      "AdamW and gradient descent move the ratio u/v of the coordinates by orders of magnitude; "
-      "DDCAdam does not. The order of the dead point is 2 on every arm.";
+  for (const auto& [arm, group] : by_arm(runs)) {
+    result.answer += arm + " moves log|u/v| by " + text(mean(values(group, last("drift_rms")))) +
+                     " (root mean square), at a dead point of order " +
+                     text(mean(values(group, last("order")))) + ". ";
+  }
   if (result.quick) return;
   for (const auto& arm : arms) {
     const auto group = of_arm(runs, arm.name);

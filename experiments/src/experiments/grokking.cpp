@@ -217,17 +217,44 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
     result.claims.push_back(step_claim(paper.lifted, paper, paper.lifted_step, lifted));
     const double ours = median_step(lifted);
     const double plain = median_step(base);
+    const double allowed = std::max(0.0, paper.lifted_step - paper.base_step);
     result.claims.push_back(
-        {.what = std::string(paper.lifted) + " needs no more steps than " + paper.base + " at " +
+        {.what = std::string(paper.lifted) + " against " + paper.base + " at " +
                  cell_name(paper.lr, paper.weight_decay),
          .paper = text(paper.lifted_step) + " against " + text(paper.base_step),
          .measured = text(ours) + " against " + text(plain),
          .deviation = std::nullopt,
-         .outcome = ours <= plain ? (paper.lifted_step > paper.base_step ? Outcome::better
-                                                                         : Outcome::reproduced)
-                                  : Outcome::not_reproduced,
-         .note = ""});
+         .outcome = allowed > 0 && ours <= plain ? Outcome::better
+                    : ours <= plain + allowed    ? Outcome::reproduced
+                                                 : Outcome::not_reproduced,
+         .note = allowed > 0
+                     ? "Reproduced if it needs no more steps than the base and what the paper "
+                       "allows it."
+                     : "Reproduced if it needs no more steps than the base."});
   }
+}
+
+/// "DDCMuon grokked in fewer steps than Muon in 2 of the 3 cells that both have run. "
+std::string compare(const std::vector<FinishedRun>& runs, const char* base, const char* lifted) {
+  std::set<std::pair<double, double>> cells;
+  for (const auto* run : of_arm(runs, lifted)) {
+    cells.emplace(run->setting("lr"), run->setting("weight_decay"));
+  }
+  int64_t both = 0;
+  int64_t fewer = 0;
+  int64_t same = 0;
+  for (const auto& [lr, weight_decay] : cells) {
+    const auto plain = cell(runs, base, lr, weight_decay);
+    const auto own = cell(runs, lifted, lr, weight_decay);
+    if (plain.size() != own.size()) continue;
+    ++both;
+    fewer += median_step(own) < median_step(plain) ? 1 : 0;
+    same += median_step(own) == median_step(plain) ? 1 : 0;
+  }
+  if (both == 0) return "";
+  return std::string(lifted) + " took fewer steps than " + base + " in " + std::to_string(fewer) +
+         ", and as many in " + std::to_string(same) + ", of the " + std::to_string(both) +
+         " cells that both have run. ";
 }
 
 void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
@@ -267,6 +294,12 @@ void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
                    curves_of(shown, "Training loss", "loss", true),
                    curves_of(shown, "Gauge drift", "drift", true)};
   if (!result.quick) add_claims(runs, result);
+  for (const auto& [base, lifted] : {std::pair{"AdamW", "DDCAdam"},
+                                     {"AdamW", "DDCAdam, balanced"},
+                                     {"AdamW", "DDCAdam, polar"},
+                                     {"Muon", "DDCMuon"}}) {
+    result.answer += compare(runs, base, lifted);
+  }
 }
 
 }  // namespace
