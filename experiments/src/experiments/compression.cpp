@@ -19,6 +19,10 @@ struct Arm {
 /// has 0.1 and 0.2, over 50000 steps at a rate that it does not state.) At these numbers AdamW keeps its
 /// units, if barely, as in the paper.
 constexpr double weight_decay = 1.0;
+constexpr const char* tuned =
+    "Decay and length were chosen where AdamW keeps its units at seed 42; single evaluations "
+    "scatter, "
+    "so the mean of the last quarter is read.";
 constexpr double lr = 1e-3;
 
 const std::vector<Arm>& arms() {
@@ -95,10 +99,10 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
   const std::string polar = "DDCAdam, polar";
   result.claims = {
       compared(runs, {"validation loss (mean of the last quarter), AdamW against DDCAdam", plain,
-                      polar, late("validation_loss"), 2.116, 1.712, ""}),
+                      polar, late("validation_loss"), 2.116, 1.712, tuned}),
       tied(runs,
            {"validation accuracy (mean of the last quarter), AdamW against DDCAdam: tied", plain,
-            polar, late("validation_accuracy"), 0.548, 0.556, ""},
+            polar, late("validation_accuracy"), 0.548, 0.556, tuned},
            0.01),
       compared(runs,
                {"dead ReLU units, AdamW against DDCAdam", plain, polar, last("dead_relu"), 11, 3850,
