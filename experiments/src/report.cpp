@@ -209,10 +209,10 @@ std::string missing_section(const Result& result) {
   out << "  <p class=\"warning\">" << result.missing.size()
       << (result.missing.size() == 1 ? " run is" : " runs are")
       << " not finished; what follows is without " << (result.missing.size() == 1 ? "it" : "them")
-      << ".</p>\n  <ul class=\"missing\">\n";
+      << ".</p>\n  <details><summary>Their names</summary>\n  <ul class=\"missing\">\n";
   for (const auto& run : result.missing)
     out << "    <li><code>" << escaped(run) << "</code></li>\n";
-  out << "  </ul>\n";
+  out << "  </ul></details>\n";
   return section("missing", "Missing runs", out.str());
 }
 
@@ -371,7 +371,8 @@ void add_result(std::ostream& out, const Result& result) {
   }
   out << ".\n";
   if (!result.missing.empty()) {
-    out << "\nMissing runs: " << markdown(joined(result.missing, ", ")) << ".\n";
+    out << "\n<details><summary>Missing runs: " << result.missing.size() << "</summary>\n\n"
+        << markdown(joined(result.missing, ", ")) << "\n</details>\n";
   }
   if (!result.claims.empty()) {
     out << '\n';

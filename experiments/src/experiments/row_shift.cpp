@@ -79,8 +79,8 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
          .outcome = mean(fractions) > 0.1 && mean(fractions) < 0.25 ? Outcome::reproduced
                                                                     : Outcome::not_reproduced,
          .note =
-             "The paper's set-up for this number is not stated. The share grows as the quotient "
-             "shrinks under decay, so it depends on when it is read."});
+             "The paper's set-up for this number is not stated. It depends on the size of the mode at "
+             "the start and on when it is read: see the curve."});
     result.claims.push_back(
         {.what = "growth of the mode under AdamW, largest on the way",
          .paper = "3",
