@@ -111,6 +111,8 @@ def visit(browser):
         context = browser.new_context(**{"viewport": DESKTOP, **options})
         contexts.append(context)
         page = context.new_page()
+        # Against hanging for ever, not a limit: the page is large, and the machine may be busy.
+        page.set_default_timeout(300_000)
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
