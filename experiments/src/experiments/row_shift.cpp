@@ -71,16 +71,16 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
   const auto frozen = of_arm(runs, "DDCAdam, shift frozen");
   if (!adamw.empty()) {
     const auto fractions = values(adamw, last("shift_fraction"));
-    result.claims.push_back(
-        {.what = "share of the unembedding along the orbit, AdamW",
-         .paper = "0.145 to 0.16",
-         .measured = spread_text(fractions),
-         .deviation = relative_deviation(mean(fractions), 0.1525),
-         .outcome = mean(fractions) > 0.1 && mean(fractions) < 0.25 ? Outcome::reproduced
-                                                                    : Outcome::not_reproduced,
-         .note =
-             "The paper's set-up for this number is not stated. It depends on the size of the mode at "
-             "the start and on when it is read: see the curve."});
+    result.claims.push_back({.what = "share of the unembedding along the orbit, AdamW",
+                             .paper = "0.145 to 0.16",
+                             .measured = spread_text(fractions),
+                             .deviation = relative_deviation(mean(fractions), 0.1525),
+                             .outcome = mean(fractions) > 0.1 && mean(fractions) < 0.25
+                                            ? Outcome::reproduced
+                                            : Outcome::not_reproduced,
+                             .note = "The paper's set-up for this number is not stated. It depends "
+                                     "on the size of the mode at "
+                                     "the start and on when it is read: see the curve."});
     result.claims.push_back(
         {.what = "growth of the mode under AdamW, largest on the way",
          .paper = "3",
