@@ -120,7 +120,8 @@ void print(const Result& result) {
   }
   if (!result.answer.empty()) std::cout << wrapped(result.answer, page) << '\n';
   if (!result.missing.empty()) {
-    std::cout << result.missing.size() << " runs are missing:\n";
+    std::cout << result.missing.size() << (result.missing.size() == 1 ? " run is" : " runs are")
+              << " missing:\n";
     for (const auto& name : result.missing) std::cout << "  " << name << '\n';
   }
 }

@@ -52,7 +52,7 @@ struct Settings {
 };
 
 /// Large tensors are made and freed at every step. By default each is mapped anew, and its pages are
-/// faulted in one by one: a sixth of the time of a training step.
+/// faulted in one by one.
 void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);

@@ -1,10 +1,11 @@
 #include "files.h"
 
 #include <c10/util/Exception.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <sstream>
+
+#include "io/whole_file.h"
 
 namespace ddc::experiments {
 
@@ -19,18 +20,9 @@ std::string read_text(const std::filesystem::path& path) {
 
 void write_text(const std::filesystem::path& path, const std::string& text) {
   if (path.has_parent_path()) std::filesystem::create_directories(path.parent_path());
-  auto temporary = path;
-  temporary += ".tmp" + std::to_string(getpid());
-  {
-    std::ofstream file(temporary, std::ios::binary);
-    file << text;
-    file.close();
-    if (!file) {
-      std::filesystem::remove(temporary);
-      TORCH_CHECK(false, "cannot write '", path.string(), "'");
-    }
-  }
-  std::filesystem::rename(temporary, path);
+  io::NewFile file(path, "text");
+  file.write(text.data(), text.size());
+  file.replace_target();
 }
 
 }  // namespace ddc::experiments

@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "assets.h"
-#include "io/whole_file.h"
+#include "files.h"
 
 namespace ddc::experiments {
 namespace {
@@ -410,12 +410,6 @@ Result read_result(const fs::path& path) {
   return result;
 }
 
-void write_page(const fs::path& path, const std::string& text) {
-  io::NewFile file(path, "report");
-  file.write(text.data(), text.size());
-  file.replace_target();
-}
-
 fs::path own_result(const fs::path& directory) { return directory / "result.json"; }
 
 }  // namespace
@@ -518,16 +512,16 @@ std::vector<fs::path> write_report(const fs::path& directory) {
   const auto results = read_results(directory);
   if (fs::exists(own_result(directory))) {
     const auto path = directory / "report.html";
-    write_page(path, report_page(results.front()));
+    write_text(path, report_page(results.front()));
     return {path};
   }
   std::vector<fs::path> written;
   for (const auto& result : results) {
     written.push_back(directory / std::string(result.name).append(".html"));
-    write_page(written.back(), report_page(result));
+    write_text(written.back(), report_page(result));
   }
   written.push_back(directory / "index.html");
-  write_page(written.back(), index_page(results));
+  write_text(written.back(), index_page(results));
   return written;
 }
 

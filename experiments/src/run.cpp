@@ -81,15 +81,19 @@ class DriftMeter {
     double largest = 0;
     double sum = 0;
     int64_t channels = 0;
+    int64_t unknown = 0;
     for (size_t k = 0; k < now.size(); ++k) {
       // A channel that is in a degenerate stratum, here or there, has no coordinate.
       const auto moved = (now[k] - start_[k]).flatten();
       const auto known = moved.masked_select(moved.isfinite()).abs();
+      unknown += moved.numel() - known.numel();
       if (known.numel() == 0) continue;
       largest = std::max(largest, known.max().item<double>());
       sum += known.square().sum().item<double>();
       channels += known.numel();
     }
+    // Not to be taken for channels that hold still.
+    if (unknown > 0) values["channels_without_coordinate"] = static_cast<double>(unknown);
     if (channels == 0) return;
     values["drift"] = largest;
     values["drift_rms"] = std::sqrt(sum / static_cast<double>(channels));

@@ -447,6 +447,16 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(copied):
     assert written["missing"] == [runs[0].name]
 
 
+def test_evaluate_reports_on_what_is_finished_and_runs_nothing(copied):
+    folder = copied / "quick" / "diagonal"
+    (folder / "runs" / "sgd-seed42" / "summary.json").unlink()
+    result = ddc("experiment", "diagonal", "--quick", "--evaluate", "--out", copied)
+    assert result.returncode == 0, result.stderr
+    assert "1 run is missing:\n  sgd-seed42\n" in result.stdout
+    assert json.loads((folder / "result.json").read_text())["missing"] == ["sgd-seed42"]
+    assert not (folder / "runs" / "sgd-seed42" / "summary.json").exists()
+
+
 def test_runs_of_another_plan_are_refused(copied):
     run = sorted((folder_in(copied) / "runs").iterdir())[0]
     config = json.loads((run / "config.json").read_text())

@@ -108,21 +108,25 @@ void compare(const Task& task, const std::vector<FinishedRun>& runs, Result& res
            "direction is renormalised and the joint scale split so that r is unchanged: what is "
            "left is the rounding of float32."});
   const double plain_loss = mean(values(adamw, last("loss")));
-  const double held_loss = mean(values(polar, last("loss")));
-  const double ours = std::log10(held_loss / plain_loss);
-  const double papers = std::log10(task.ddc_loss / task.adamw_loss);
-  const bool matches = std::abs(ours - papers) < 0.3;
-  result.claims.push_back(
-      {.what = name + ": final loss, polar DDCAdam against AdamW",
-       .paper = text(task.ddc_loss) + " against " + text(task.adamw_loss),
-       .measured = text(held_loss) + " against " + text(plain_loss),
-       .deviation = std::abs(std::pow(10, ours - papers) - 1),
-       .outcome = matches ? Outcome::reproduced
-                          : (ours < papers ? Outcome::better : Outcome::not_reproduced),
-       .note =
-           "In the paper's coordinates, Adam on the log of the joint scale. On the scale itself "
-           "(polar linear) it moves by at most the learning rate per step, and has far to go from "
-           "this initialisation: those rows of the table end at a higher loss."});
+  // The paper's pseudocode has the log of the joint scale, its text calls the linear one the default;
+  // which of them its table is of it does not say.
+  for (const auto& arm : {arms()[1], arms()[2]}) {
+    const double held_loss = mean(values(of_arm(runs, arm_name(task, arm)), last("loss")));
+    const double ours = std::log10(held_loss / plain_loss);
+    const double papers = std::log10(task.ddc_loss / task.adamw_loss);
+    const bool matches = std::abs(ours - papers) < 0.3;
+    result.claims.push_back(
+        {.what = name + ": final loss, " + arm.name + ", against AdamW",
+         .paper = text(task.ddc_loss) + " against " + text(task.adamw_loss),
+         .measured = text(held_loss) + " against " + text(plain_loss),
+         .deviation = std::abs(std::pow(10, ours - papers) - 1),
+         .outcome = matches ? Outcome::reproduced
+                            : (ours < papers ? Outcome::better : Outcome::not_reproduced),
+         .note = ours > papers && !matches
+                     ? "Adam on the joint scale itself moves it by at most the learning rate per "
+                       "step, and it has far to go from this initialisation."
+                     : ""});
+  }
 }
 
 void tabulate(const std::vector<FinishedRun>& runs, Result& result) {

@@ -44,7 +44,8 @@ PlannedRun planned(const Arm& arm, double lr, double weight_decay, uint64_t seed
   config.optimizer_settings["lr"] = lr;
   config.optimizer_settings["weight_decay"] = weight_decay;
   if (std::string(arm.optimizer).find("muon") != std::string::npos) {
-    // All matrices by Muon, embeddings too: with Adam for those it did not grok in 1500 steps.
+    // All matrices by Muon, embeddings too: with Adam for those, at lr 0.04 and seed 42, it had not
+    // grokked after 1500 steps.
     config.optimizer_settings["adam_embeddings"] = false;
     config.optimizer_settings["adam_weight_decay"] = weight_decay;
   }
@@ -217,20 +218,19 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
     result.claims.push_back(step_claim(paper.lifted, paper, paper.lifted_step, lifted));
     const double ours = median_step(lifted);
     const double plain = median_step(base);
-    const double allowed = std::max(0.0, paper.lifted_step - paper.base_step);
     result.claims.push_back(
-        {.what = std::string(paper.lifted) + " against " + paper.base + " at " +
+        {.what = std::string(paper.lifted) + " needs no more steps than " + paper.base + " at " +
                  cell_name(paper.lr, paper.weight_decay),
          .paper = text(paper.lifted_step) + " against " + text(paper.base_step),
          .measured = text(ours) + " against " + text(plain),
          .deviation = std::nullopt,
-         .outcome = allowed > 0 && ours <= plain ? Outcome::better
-                    : ours <= plain + allowed    ? Outcome::reproduced
-                                                 : Outcome::not_reproduced,
-         .note = allowed > 0
-                     ? "Reproduced if it needs no more steps than the base and what the paper "
-                       "allows it."
-                     : "Reproduced if it needs no more steps than the base."});
+         .outcome = ours <= plain ? (paper.lifted_step > paper.base_step ? Outcome::better
+                                                                         : Outcome::reproduced)
+                                  : Outcome::not_reproduced,
+         .note = ours > plain && paper.lifted_step > paper.base_step
+                     ? "Nor does the paper's: it trails by " +
+                           text(paper.lifted_step - paper.base_step) + " steps there."
+                     : ""});
   }
 }
 

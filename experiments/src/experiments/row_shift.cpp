@@ -66,6 +66,10 @@ double peak_growth(const FinishedRun& run) {
   return peak / run.first("shift_norm");
 }
 
+std::string seeds(const std::vector<const FinishedRun*>& runs) {
+  return runs.size() == 1 ? " (1 seed)" : " (" + std::to_string(runs.size()) + " seeds)";
+}
+
 void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
   const auto adamw = of_arm(runs, "AdamW");
   const auto frozen = of_arm(runs, "DDCAdam, shift frozen");
@@ -73,7 +77,7 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
     const auto fractions = values(adamw, last("shift_fraction"));
     result.claims.push_back({.what = "share of the unembedding along the orbit, AdamW",
                              .paper = "0.145 to 0.16",
-                             .measured = spread_text(fractions),
+                             .measured = spread_text(fractions) + seeds(adamw),
                              .deviation = relative_deviation(mean(fractions), 0.1525),
                              .outcome = mean(fractions) > 0.1 && mean(fractions) < 0.25
                                             ? Outcome::reproduced
@@ -84,7 +88,7 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
     result.claims.push_back(
         {.what = "growth of the mode under AdamW, largest on the way",
          .paper = "3",
-         .measured = spread_text(values(adamw, peak_growth)),
+         .measured = spread_text(values(adamw, peak_growth)) + seeds(adamw),
          .deviation = relative_deviation(mean(values(adamw, peak_growth)), 3),
          .outcome = std::abs(mean(values(adamw, peak_growth)) - 3) < 1 ? Outcome::reproduced
                                                                        : Outcome::not_reproduced,
@@ -95,7 +99,7 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
     result.claims.push_back(
         {.what = "DDCAdam holds the mode: largest change of any entry of the mean row",
          .paper = "at the floor (fraction 2.9e-15)",
-         .measured = text(largest),
+         .measured = text(largest) + seeds(frozen),
          .deviation = std::nullopt,
          .outcome = largest < 1e-6 ? Outcome::reproduced : Outcome::not_reproduced,
          .note =
@@ -105,19 +109,18 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
   const auto weak = of_arm(runs, "AdamW, z-loss 1e-4");
   const auto strong = of_arm(runs, "AdamW, z-loss 1");
   if (!weak.empty() && !adamw.empty()) {
-    const double with_loss = mean(values(weak, growth("shift_norm")));
-    const double without = mean(values(adamw, growth("shift_norm")));
+    const double with_loss = mean(values(weak, peak_growth));
+    const double without = mean(values(adamw, peak_growth));
     result.claims.push_back(
-        {.what = "growth of the mode with z-loss 1e-4, against AdamW without, at the end",
+        {.what = "growth of the mode with z-loss 1e-4, against AdamW without, largest on the way",
          .paper = "7 against 3",
          .measured = text(with_loss) + " against " + text(without),
          .deviation = relative_deviation(with_loss / without, 7.0 / 3),
          .outcome = with_loss > 1.5 * without ? Outcome::reproduced : Outcome::not_reproduced,
-         .note =
-             "Compared by their ratio: the growth itself depends on how large the mode is at the "
-             "start, which the paper does not give. (Largest on the way: " +
-             text(mean(values(weak, peak_growth))) + " against " +
-             text(mean(values(adamw, peak_growth))) + ".)"});
+         .note = "Reproduced if the ratio is above 1.5. At the end it is " +
+                 text(mean(values(weak, growth("shift_norm")))) + " against " +
+                 text(mean(values(adamw, growth("shift_norm")))) +
+                 "; the paper does not say when it reads."});
   }
   if (!strong.empty()) {
     const double accuracy = mean(values(strong, last("test_accuracy")));
