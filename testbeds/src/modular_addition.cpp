@@ -8,6 +8,7 @@
 #include "draw.h"
 #include "layers.h"
 #include "options.h"
+#include "sums_of_rows.h"
 #include "transformer.h"
 
 namespace ddc::testbeds {
@@ -22,9 +23,10 @@ Batch sums(const at::Tensor& pairs, const ModularAdditionOptions& options) {
   return {at::stack(tokens, 1), (a + b).remainder(options.modulus)};
 }
 
-/// What the transformer of one layer without attention biases computes, faster for many pairs: the
-/// attention reads tokens at positions, of which there are few (p per position), so norm, queries, keys,
-/// values and all products of a query with a key are taken once for each, and looked up for every pair.
+/// What the transformer of one layer without attention biases and final norm computes, faster for many pairs: the
+/// attention reads tokens at positions, of which there are few (p per position). What a head makes of each
+/// of them, up to the hidden units of the feed-forward part, is computed once, and a pair is a weighted sum
+/// of it.
 at::Tensor table_logits(const ModularAdditionOptions& options, const Parameters& params,
                         const at::Tensor& inputs) {
   const auto weight = [&](const char* name) { return params[name].tensor; };
@@ -32,41 +34,69 @@ at::Tensor table_logits(const ModularAdditionOptions& options, const Parameters&
   const int64_t last = inputs.size(1) - 1;
   const auto& embedding = weight("embedding.weight");
   const int64_t tokens = embedding.size(0);
+  // [positions, heads, tokens, head_size]
   const auto split = [&](const at::Tensor& x) {
-    return x.unflatten(-1, {options.heads, head_size});
+    return x.unflatten(-1, {options.heads, head_size}).transpose(-2, -3);
   };
 
   // [positions, tokens, d_model]
   const auto stream = embedding + weight("positions.weight").unsqueeze(1);
   const auto normed = layer_norm(params, "layers.0.attention_norm", stream);
-  const auto query =
-      split(linear(params, "layers.0.attention.query", normed[last])).permute({1, 0, 2});
-  const auto keys = split(linear(params, "layers.0.attention.key", normed)).permute({0, 2, 3, 1});
-  const auto values = linear(params, "layers.0.attention.value", normed);
+  const auto query = split(linear(params, "layers.0.attention.query", normed[last]));
+  const auto keys = split(linear(params, "layers.0.attention.key", normed));
+  // [heads, positions * tokens, head_size]
+  const auto values = split(linear(params, "layers.0.attention.value", normed.flatten(0, 1)));
   // [positions, heads, query token, key token]
-  const auto products = query.matmul(keys) / std::sqrt(static_cast<double>(head_size));
+  const auto products = query.matmul(keys.mT()) / std::sqrt(static_cast<double>(head_size));
 
+  // Of every pair: which products, and which rows of a table that `through` makes.
   std::vector<at::Tensor> scores;
+  std::vector<at::Tensor> rows;
   for (int64_t t = 0; t <= last; ++t) {
-    const auto pair = inputs.select(1, last) * tokens + inputs.select(1, t);
-    scores.push_back(products[t].flatten(1).index_select(1, pair));
+    const auto token = inputs.select(1, t);
+    scores.push_back(
+        products[t].flatten(1).index_select(1, inputs.select(1, last) * tokens + token));
+    for (int64_t h = 0; h < options.heads; ++h) {
+      rows.push_back((h * (last + 1) + t) * tokens + token);
+    }
   }
-  // [positions, heads, pairs]
-  const auto attention = at::stack(scores).softmax(0);
-  at::Tensor mixed;
-  for (int64_t t = 0; t <= last; ++t) {
-    const auto part =
-        split(values[t].index_select(0, inputs.select(1, t))) * attention[t].t().unsqueeze(-1);
-    mixed = mixed.defined() ? mixed + part : part;
-  }
-  auto x = stream[last].index_select(0, inputs.select(1, last)) +
-           linear(params, "layers.0.attention.output", mixed.flatten(1));
+  const int64_t written = (last + 1) * options.heads * tokens;
+  rows.push_back(written + inputs.select(1, last));
+  const auto one = at::ones({inputs.size(0), 1}, embedding.options());
+  const auto attention = at::stack(scores).softmax(0).flatten(0, 1).t();
+  const auto pairs = at::stack(rows, 1);
+  const auto shares = at::cat({attention, one}, 1);
+
+  // What heads write to the stream, and what stands there at the last position, seen through a map.
+  const auto output = weight("layers.0.attention.output.weight")
+                          .unflatten(1, {options.heads, head_size})
+                          .permute({1, 2, 0});
+  const auto through = [&](const at::Tensor& heads_map, const at::Tensor& stream_read) {
+    return at::cat({values.matmul(heads_map).flatten(0, 1), stream_read});
+  };
+  const auto x = sums_of_rows(through(output, stream[last]), pairs, shares);
+
+  // The norm takes the mean off, which may as well be taken off its reader's rows; its shift and the
+  // bias are a row of their own.
+  const auto centred = x - x.mean(1, /*keepdim=*/true);
+  const auto scale = (centred.square().mean(1, /*keepdim=*/true) + default_norm_eps).rsqrt();
+  const auto& up = weight("layers.0.mlp.up.weight");
+  const auto folded = up * weight("layers.0.mlp_norm.weight");
+  const auto reader = (folded - folded.mean(1, /*keepdim=*/true)).t();
+  const auto bias = weight("layers.0.mlp.up.bias") + up.mv(weight("layers.0.mlp_norm.bias"));
+  const auto table =
+      at::cat({through(output.matmul(reader), stream[last].matmul(reader)), bias.unsqueeze(0)});
   const auto hidden =
-      relu_power(linear(params, "layers.0.mlp.up", layer_norm(params, "layers.0.mlp_norm", x)),
-                 options.degree);
-  x = x + linear(params, "layers.0.mlp.down", hidden);
-  if (options.final_norm) x = layer_norm(params, "final_norm", x);
-  return linear(params, "unembedding", x);
+      sums_of_rows(table, at::constant_pad_nd(pairs, {0, 1}, static_cast<double>(written + tokens)),
+                   at::cat({shares * scale, one}, 1), options.degree);
+
+  // The unembedding reads the stream, and through `mlp.down` the hidden units.
+  const auto& unembedding = weight("unembedding.weight");
+  const auto reads = unembedding.t();
+  const auto direct =
+      sums_of_rows(through(output.matmul(reads), stream[last].matmul(reads)), pairs, shares);
+  return at::addmm(direct + unembedding.mv(weight("layers.0.mlp.down.bias")), hidden,
+                   unembedding.matmul(weight("layers.0.mlp.down.weight")).t());
 }
 
 /// Accuracies, and where the unembedding W [C, d] is along the orbit of the logits' shift: m is the mean
@@ -101,8 +131,11 @@ ModularAdditionSplit modular_addition_split(const ModularAdditionOptions& option
   const int64_t train = std::clamp<int64_t>(
       std::llround(options.train_fraction * static_cast<double>(pairs)), 1, pairs - 1);
   const auto order = at::randperm(pairs, generator(options.split_seed, Stream::split), at::kLong);
-  return {.train = sums(order.narrow(0, 0, train), options),
-          .test = sums(order.narrow(0, train, pairs - train), options)};
+  // In order, so that neighbours share tokens: tables are then read from near memory.
+  const auto part = [&](int64_t begin, int64_t count) {
+    return sums(std::get<0>(order.narrow(0, begin, count).sort()), options);
+  };
+  return {.train = part(0, train), .test = part(train, pairs - train)};
 }
 
 Testbed modular_addition(const ModularAdditionOptions& options) {
@@ -143,7 +176,7 @@ Testbed modular_addition(const ModularAdditionOptions& options) {
            options.equals_sign ? std::vector<int64_t>{0, 0, 1} : std::vector<int64_t>{0, 0}});
   bed.name = "modular addition";
   bed.full_batch = options.batch_size == 0;
-  if (bed.full_batch && options.layers == 1 && !options.attention_biases) {
+  if (bed.full_batch && options.layers == 1 && !options.attention_biases && !options.final_norm) {
     bed.outputs = [options](const Parameters& params, const at::Tensor& inputs) {
       return table_logits(options, params, inputs);
     };

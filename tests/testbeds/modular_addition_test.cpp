@@ -94,13 +94,13 @@ TEST(ModularAddition, ResidualMeanIsSeenWithoutAFinalNorm) {
 /// Full batches are computed from tables of tokens; batches that are drawn, pair by pair.
 TEST(ModularAddition, TablesGiveWhatTheTransformerGives) {
   for (const bool equals_sign : {false, true}) {
-    for (const bool final_norm : {false, true}) {
+    for (const int64_t degree : {1, 2}) {
       ModularAdditionOptions options{.modulus = 7,
                                      .d_model = 8,
                                      .heads = 2,
                                      .d_ff = 16,
+                                     .degree = degree,
                                      .equals_sign = equals_sign,
-                                     .final_norm = final_norm,
                                      .gain_spread = 0.2,
                                      .bias_spread = 0.2};
       const auto tables = modular_addition(options);
