@@ -29,6 +29,8 @@ const std::vector<Arm>& adam_arms() {
   return arms;
 }
 
+bool is_polar(const Arm& arm) { return arm.settings.value("coordinates", "") == "polar"; }
+
 const std::vector<Arm>& muon_arms() {
   static const std::vector<Arm> arms = {{"Muon", "muon", "muon", Json::object()},
                                         {"DDCMuon", "ddc-muon", "ddc-muon", Json::object()}};
@@ -69,12 +71,12 @@ struct Cell {
 
 /// Those that grok soonest first.
 constexpr std::array<Cell, 9> adam_cells = {{{1e-3, 2, 5000},
-                                             {3e-3, 2, 3000},
-                                             {3e-3, 1, 3000},
-                                             {3e-3, 0.5, 3000},
+                                             {3e-3, 2, 2000},
+                                             {3e-3, 1, 2000},
+                                             {3e-3, 0.5, 2000},
                                              {1e-3, 1, 15000},
-                                             {1e-3, 0.5, 15000},
                                              {3e-4, 2, 15000},
+                                             {1e-3, 0.5, 15000},
                                              {3e-4, 1, 15000},
                                              {3e-4, 0.5, 15000}}};
 
@@ -85,7 +87,7 @@ std::vector<PlannedRun> quick_plan() {
     runs.push_back(planned(arm, 0.02, 0.4, three_seeds.front(), 2000, 50));
   }
   for (const auto& arm : adam_arms()) {
-    if (arm.settings.value("coordinates", "") == "polar") continue;
+    if (is_polar(arm)) continue;
     runs.push_back(planned(arm, 1e-3, 1, three_seeds.front(), 3500, 50));
   }
   for (auto& run : runs) {
@@ -103,13 +105,13 @@ std::vector<PlannedRun> plan(bool quick) {
       for (const auto& arm : muon_arms()) runs.push_back(planned(arm, lr, 0.4, seed, 5000, 25));
     }
   }
-  for (const bool polar : {false, true}) {
-    for (const auto& at : adam_cells) {
-      for (const uint64_t seed : three_seeds) {
-        for (const auto& arm : adam_arms()) {
-          if ((arm.settings.value("coordinates", "") == "polar") != polar) continue;
-          runs.push_back(planned(arm, at.lr, at.weight_decay, seed, at.steps, 50));
-        }
+  for (const auto& at : adam_cells) {
+    for (const uint64_t seed : three_seeds) {
+      for (const auto& arm : adam_arms()) {
+        // Polar coordinates in the first cell only: there they do not grok in five times the steps
+        // that the others need, and a cell in which nothing groks takes hours.
+        if (is_polar(arm) && &at != &adam_cells.front()) continue;
+        runs.push_back(planned(arm, at.lr, at.weight_decay, seed, at.steps, 50));
       }
     }
   }
