@@ -89,7 +89,8 @@ struct Row {
   }
 };
 
-/// One block of columns. `table` is [.., width]; sums and results are rows of `stride` numbers.
+/// One block of columns. Table and sums are [.., width]; results and their gradients, which others read, are
+/// rows of `stride` numbers.
 template <class T>
 struct Block {
   const T* table;
@@ -106,7 +107,7 @@ struct Block {
       for (int64_t term = i * terms; term < (i + 1) * terms; ++term) {
         sum.add(weights[term], Row<T>::load(table + rows[term] * width));
       }
-      sum.store(sums + i * stride);
+      sum.store(sums + i * width);
       sum.activated(degree).store(result + i * stride);
     }
   }
@@ -115,7 +116,7 @@ struct Block {
                                        T* weights_grad) const {
     for (int64_t i = 0; i < count; ++i) {
       const auto inner =
-          Row<T>::load(sums + i * stride).gradient(Row<T>::load(grad + i * stride), degree);
+          Row<T>::load(sums + i * width).gradient(Row<T>::load(grad + i * stride), degree);
       for (int64_t term = i * terms; term < (i + 1) * terms; ++term) {
         weights_grad[term] = inner.dot(Row<T>::load(table + rows[term] * width));
         T* target = table_grad + rows[term] * width;
@@ -185,14 +186,14 @@ struct SumsOfRows : torch::autograd::Function<SumsOfRows> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& table,
                             const at::Tensor& rows, const at::Tensor& weights, int64_t degree) {
     const auto blocks = packed(table);
-    const auto sums = at::empty({rows.size(0), blocks.size(0) * width}, table.options());
-    const auto result = at::empty_like(sums);
+    const auto sums = at::empty({blocks.size(0), rows.size(0), width}, table.options());
+    const auto result = at::empty({rows.size(0), blocks.size(0) * width}, table.options());
     AT_DISPATCH_FLOATING_TYPES(table.scalar_type(), "sums_of_rows", [&] {
       const auto forward = forward_here<scalar_t>();
       at::parallel_for(0, blocks.size(0), 1, [&](int64_t begin, int64_t end) {
         for (int64_t b = begin; b < end; ++b) {
           forward(block<scalar_t>(blocks, rows, weights, degree, b),
-                  sums.mutable_data_ptr<scalar_t>() + b * width,
+                  sums.mutable_data_ptr<scalar_t>() + b * sums.stride(0),
                   result.mutable_data_ptr<scalar_t>() + b * width);
         }
       });
@@ -220,7 +221,7 @@ struct SumsOfRows : torch::autograd::Function<SumsOfRows> {
       at::parallel_for(0, blocks.size(0), 1, [&](int64_t begin, int64_t end) {
         for (int64_t b = begin; b < end; ++b) {
           backward(block<scalar_t>(blocks, rows, weights, degree, b),
-                   sums.const_data_ptr<scalar_t>() + b * width,
+                   sums.const_data_ptr<scalar_t>() + b * sums.stride(0),
                    grad.const_data_ptr<scalar_t>() + b * width,
                    table_grad.mutable_data_ptr<scalar_t>() + b * blocks.stride(0),
                    parts.mutable_data_ptr<scalar_t>() + b * parts.stride(0));
