@@ -29,7 +29,7 @@ struct GaugeOptions {
 template <class Visit>
 void visit_settings(GaugeOptions& options, Visit&& visit) {
   visit("gauges", options.gauges, "all, none, or kinds of gauges separated by commas");
-  visit("coordinates", options.coordinates, "default, folded, balanced or polar");
+  visit("coordinates", options.coordinates, "default, folded, balanced, standard or polar");
   visit("radial", options.radial, "of polar coordinates: linear or log");
   visit("vertical", options.vertical, "frozen, sgd or adam");
   visit("second_moment", options.second_moment,
@@ -168,9 +168,9 @@ std::vector<Gauge> bound(const GaugeOptions& options, std::vector<Gauge> gauges)
              {SecondMoment::transported, SecondMoment::body_frame, SecondMoment::body_frame_topk,
               SecondMoment::per_head_scalar, SecondMoment::per_head_matrix, SecondMoment::none});
   if (options.coordinates != "default") {
-    gauges = with(std::move(gauges),
-                  chosen("coordinates", options.coordinates,
-                         {Coordinates::folded, Coordinates::balanced, Coordinates::polar}));
+    gauges = with(std::move(gauges), chosen("coordinates", options.coordinates,
+                                            {Coordinates::folded, Coordinates::balanced,
+                                             Coordinates::standard, Coordinates::polar}));
   }
   for (auto& gauge : gauges) {
     gauge.radial = radial;

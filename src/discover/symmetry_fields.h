@@ -32,7 +32,7 @@ inline constexpr std::array kAll<Action> = {Action::scale, Action::shift, Action
                                             Action::linear, Action::exchange};
 template <>
 inline constexpr std::array kAll<Coordinates> = {Coordinates::folded, Coordinates::balanced,
-                                                 Coordinates::polar};
+                                                 Coordinates::standard, Coordinates::polar};
 template <>
 inline constexpr std::array kAll<Hold> = {Hold::ratio, Hold::unit};
 template <>

@@ -140,7 +140,7 @@ void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) 
     auto& state = gauge_states_[k];
     if (!gauge.is_scale()) continue;
     move_vertical_(chart, k, settings_of(k, settings));
-    // In balanced and polar coordinates a unit that is left alone is an r that is left alone.
+    // In all other coordinates a unit that is left alone is an r that is left alone.
     if (gauge.coordinates != Coordinates::folded) continue;
     const auto r = ratio(gauge, chart.squares, smallest_norm(plan_, gauge));
     if (gauge.hold == Hold::ratio) {

@@ -24,6 +24,14 @@ at::Tensor first_leg_square(const GaugePlan& gauge, const Squares& squares) {
   return leg_square(gauge.legs.front(), squares);
 }
 
+/// Of a side at a usual initialisation: where the first leg is, the others are its biases or the norm's
+/// shift, and zero.
+at::Tensor usual_log_norm(const GaugePlan& gauge, const Side& side) {
+  const double exponent = gauge.legs.front().exponent;
+  if ((exponent > 0) != (&side == &gauge.plus)) return side.reference.log();
+  return gauge.first_reference.log() * (side.exponent / std::abs(exponent));
+}
+
 bool is_folded(const GaugePlan& gauge) { return gauge.coordinates == Coordinates::folded; }
 
 }  // namespace
@@ -76,6 +84,9 @@ at::Tensor section_target(const GaugePlan& gauge) {
   }
   if (gauge.minus.empty()) return gauge.plus.reference.log();
   if (gauge.plus.empty()) return -gauge.minus.reference.log();
+  if (gauge.coordinates == Coordinates::standard) {
+    return usual_log_norm(gauge, gauge.plus) - usual_log_norm(gauge, gauge.minus);
+  }
   return at::zeros({gauge.gauge.channels}, at::kDouble);
 }
 

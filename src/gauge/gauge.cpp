@@ -244,6 +244,8 @@ const char* to_string(Coordinates coordinates) {
       return "folded";
     case Coordinates::balanced:
       return "balanced";
+    case Coordinates::standard:
+      return "standard";
     case Coordinates::polar:
       return "polar";
   }

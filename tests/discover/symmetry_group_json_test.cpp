@@ -128,7 +128,7 @@ TEST(SymmetryGroupJson, AWrongFieldIsRefusedByItsPath) {
                  {"through.gain is false", "a string"});
   expect_refused(with(gauge + "/action", "twist"),
                  {"findings[1].gauge.action is \"twist\"", "one of: scale, shift, rotation"});
-  expect_refused(with(gauge + "/coordinates", "flat"), {"folded, balanced, polar"});
+  expect_refused(with(gauge + "/coordinates", "flat"), {"folded, balanced, standard, polar"});
   expect_refused(with(gauge + "/hold", 1), {"ratio, unit"});
   expect_refused(with(gauge + "/vertical", ""), {"frozen, sgd, adam"});
   expect_refused(with(gauge + "/radial", "?"), {"linear, log"});

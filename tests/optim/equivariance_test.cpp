@@ -57,6 +57,7 @@ std::vector<Mode> modes() {
   add("HoldUnit", std::nullopt, Hold::unit, Radial::linear);
   add("Folded", Coordinates::folded, Hold::ratio, Radial::linear);
   add("Balanced", Coordinates::balanced, Hold::ratio, Radial::linear);
+  add("Standard", Coordinates::standard, Hold::ratio, Radial::linear);
   add("PolarLinear", Coordinates::polar, Hold::ratio, Radial::linear);
   add("PolarLog", Coordinates::polar, Hold::ratio, Radial::log);
   return result;

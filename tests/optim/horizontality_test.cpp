@@ -96,6 +96,7 @@ INSTANTIATE_TEST_SUITE_P(
                        ::testing::Values(std::optional<Coordinates>(),
                                          std::optional(Coordinates::folded),
                                          std::optional(Coordinates::balanced),
+                                         std::optional(Coordinates::standard),
                                          std::optional(Coordinates::polar))),
     [](const auto& instance) {
       const auto& coordinates = std::get<1>(instance.param);

@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/rescale.h"
+#include "ddc/optim/ddc_adam.h"
 #include "ddc/testbeds/blocks.h"
 #include "support/tolerances.h"
 #include "support/training.h"
@@ -33,6 +38,7 @@ std::vector<Policy> policies() {
           {"HeadsFromOneSide", one_kind("VO scale", Coordinates::folded)},
           {"AllFolded", all(Coordinates::folded)},
           {"AllBalanced", all(Coordinates::balanced)},
+          {"AllStandard", all(Coordinates::standard)},
           {"AllPolar", all(Coordinates::polar)}};
 }
 
@@ -51,6 +57,31 @@ TEST_P(UnitPolicies, AreExactOnMuonWithTheRotationsOfHeads) {
   }
 }
 
+/// Where gains are one, shifts zero and weights of the size that goes with their fan-in.
+TEST(UnitPolicy, StandardUnitsAreOneAtAUsualInitialisation) {
+  const int64_t outputs = 6;
+  const int64_t inputs = 4;
+  Parameters params;
+  params.add("gain", at::ones({inputs}, at::kDouble));
+  params.add("shift", at::zeros({inputs}, at::kDouble));
+  params.add("in", at::full({outputs, inputs}, 1 / std::sqrt(inputs), at::kDouble));
+  params.add("in_bias", at::zeros({outputs}, at::kDouble));
+  params.add("out", at::full({3, outputs}, -1 / std::sqrt(outputs), at::kDouble));
+  for (const auto& [name, tensor] : params) tensor.requires_grad_();
+  const auto norm =
+      norm_scale({.gain = params["gain"], .shift = params["shift"], .readers = {params["in"]}});
+  const auto rescale = relu_rescale(
+      {.in = params["in"], .in_bias = params["in_bias"], .out = {params["out"]}, .degree = 2});
+  for (const auto& gauge : {norm, rescale}) {
+    const DDCAdam optimizer(params, with({gauge}, Coordinates::standard));
+    EXPECT_LE(optimizer.frame().gauge_states()[0].log_unit.abs().max().item<double>(), 1e-14)
+        << gauge.name;
+    const DDCAdam other(params, with({gauge}, Coordinates::balanced));
+    EXPECT_GT(other.frame().gauge_states()[0].log_unit.abs().max().item<double>(), 0.05)
+        << gauge.name;
+  }
+}
+
 TEST(UnitPolicy, ChangeTheTrajectoryOfTheFunction) {
   const auto bed = testbeds::rms_norm_block({.gauges = GaugeSet::rotations});
   const auto final_loss = [&](const Policy& policy) {
@@ -62,7 +93,8 @@ TEST(UnitPolicy, ChangeTheTrajectoryOfTheFunction) {
   };
   const auto all = policies();
   const double usual = final_loss(all[0]);
-  for (const auto* name : {"NormsBalanced", "GluFromOneSide", "HeadsFromOneSide", "AllPolar"}) {
+  for (const auto* name :
+       {"NormsBalanced", "GluFromOneSide", "HeadsFromOneSide", "AllStandard", "AllPolar"}) {
     for (const auto& policy : all) {
       if (policy.name != name) continue;
       EXPECT_GT(std::abs(final_loss(policy) - usual), 1e-6) << name;

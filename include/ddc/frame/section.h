@@ -11,6 +11,7 @@
 // picks one point of each orbit. The unit of a gauge is the choice of its section:
 //
 //     balanced, polar   r = log rho_plus - log rho_minus          (= 0: both sides equally large)
+//     standard          the same                                  (= its value at a usual initialisation)
 //     folded            log of the first leg's norm               (= 0: a gain of +-1)
 
 namespace ddc {

@@ -104,13 +104,17 @@ enum class Coordinates {
   folded,
   /// The unit of a channel makes both sides equally large. Default for matrix-matrix gauges.
   balanced,
+  /// The unit of a channel gives its sides the proportion of a usual (fan-in scaled) initialisation. There the
+  /// weights are their own coordinates, and keep being so: the base rule does what it does without
+  /// gauges, less what it moves along the orbit.
+  standard,
   /// The paper's coordinates: direction, joint scale, gauge coordinate.
   polar,
 };
 
 /// What is kept fixed when the weights are lifted back from folded coordinates. The function's
-/// trajectory is the same; only the place on the orbit differs. (In balanced and polar coordinates
-/// the two coincide.)
+/// trajectory is the same; only the place on the orbit differs. (In all other coordinates the two
+/// coincide.)
 enum class Hold {
   ratio,  ///< r of every channel
   unit,   ///< the first leg's norm (gamma itself): needs no reduction over the others

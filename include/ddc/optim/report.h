@@ -12,7 +12,7 @@ struct GaugeReport {
   std::string name;
   std::string kind;
   std::string group;
-  /// "folded", "balanced", "polar"; "centred" for shifts; the second moment's mode for blocks.
+  /// "folded", "balanced", "standard", "polar"; "centred" for shifts; the second moment's mode for blocks.
   std::string coordinates;
   std::vector<std::string> tensors;
   int64_t channels = 0;
