@@ -17,7 +17,7 @@ struct Arm {
   const char* slug;
   const char* optimizer;
   Json settings;
-  /// In the first cell only: what other coordinates do there.
+  /// In the first cell only, and last: what other coordinates do there.
   bool aside = false;
 };
 
@@ -106,14 +106,16 @@ std::vector<PlannedRun> plan(bool quick) {
       for (const auto& arm : muon_arms()) runs.push_back(planned(arm, lr, 0.4, seed, 5000, 25));
     }
   }
-  for (const auto& at : adam_cells) {
+  const auto add = [&](const Cell& at, bool aside) {
     for (const uint64_t seed : three_seeds) {
       for (const auto& arm : adam_arms()) {
-        if (arm.aside && &at != &adam_cells.front()) continue;
+        if (arm.aside != aside) continue;
         runs.push_back(planned(arm, at.lr, at.weight_decay, seed, at.steps, 50));
       }
     }
-  }
+  };
+  for (const auto& at : adam_cells) add(at, false);
+  add(adam_cells.front(), true);
   return runs;
 }
 
