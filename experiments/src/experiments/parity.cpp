@@ -15,6 +15,8 @@ struct Arm {
   const char* optimizer;
   Json optimizer_settings;
   Json testbed_settings;
+  /// At weight decay 2 only, to find out why its base does not do there what the paper says.
+  bool aside = false;
 };
 
 const std::vector<Arm>& arms() {
@@ -29,6 +31,7 @@ const std::vector<Arm>& arms() {
       {"DDCMuon, linear", "ddc-muon-linear", "ddc-muon", linear, Json::object()},
       {"AdamW, gain 1 + w", "adamw-offset", "adamw", Json::object(), {{"gain_is_offset", true}}},
       {"DDCAdam, folded", "ddc-adam", "ddc-adam", Json::object(), Json::object()},
+      {"Muon, lr 0.01", "muon-slow", "muon", {{"lr", 0.01}}, Json::object(), true},
   };
   return all;
 }
@@ -42,6 +45,7 @@ std::vector<PlannedRun> plan(bool quick) {
   const auto decays = quick ? std::vector<double>{2} : std::vector<double>{2, 1, 5};
   for (const double weight_decay : decays) {
     for (const auto& arm : arms()) {
+      if (arm.aside && (quick || weight_decay != 2)) continue;
       for (const uint64_t seed : three_seeds) {
         if (quick && seed != three_seeds.front()) continue;
         RunConfig config;
@@ -51,7 +55,7 @@ std::vector<PlannedRun> plan(bool quick) {
         config.optimizer_settings = arm.optimizer_settings;
         config.optimizer_settings["weight_decay"] = weight_decay;
         const bool muon = config.optimizer.find("muon") != std::string::npos;
-        config.optimizer_settings["lr"] = muon ? 0.02 : 1e-3;
+        config.optimizer_settings.emplace("lr", muon ? 0.02 : 1e-3);
         if (muon) config.optimizer_settings["adam_weight_decay"] = weight_decay;
         config.steps = 10000;
         config.evaluate_every = 100;
@@ -97,6 +101,28 @@ Range range_of(const std::vector<FinishedRun>& runs, const char* slug, const cha
   return range;
 }
 
+/// How Muon, that reaches an accuracy of one, may end below it.
+std::string note_on_muon(const std::vector<FinishedRun>& runs) {
+  constexpr int64_t late = 50;
+  double ones = 0;
+  const auto group = runs_of(runs, "muon", 2);
+  for (const auto* run : group) {
+    const auto& all = run->metrics;
+    ones += static_cast<double>(
+        std::count_if(all.end() - std::min<int64_t>(late, std::ssize(all)), all.end(),
+                      [](const auto& at) { return at.values.at("accuracy") == 1; }));
+  }
+  std::string note = "Its steps do not shrink, and " +
+                     text(std::round(100 * ones / static_cast<double>(late * group.size()))) +
+                     " % of the last 50 evaluations are at 1. The learning rate is ours.";
+  const auto slow = runs_of(runs, "muon-slow", 2);
+  if (!slow.empty()) {
+    note += " At half of it (0.01) the final accuracy is " +
+            spread_text(values(slow, last("accuracy"))) + ".";
+  }
+  return note;
+}
+
 void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
   struct Final {
     const char* slug;
@@ -119,18 +145,23 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
     const bool kept = *std::min_element(accuracies.begin(), accuracies.end()) >= 0.99;
     const bool at_chance = *std::max_element(accuracies.begin(), accuracies.end()) < 0.6;
     const double loss = mean(values(group, last("loss")));
-    result.claims.push_back(
-        {.what = std::string("wd 2: ") + expected.what + ", final accuracy",
-         .paper = expected.accuracy == 1 ? "1.000" : "0.485",
-         .measured = spread_text(accuracies),
-         .deviation = relative_deviation(mean(accuracies), expected.accuracy),
-         .outcome = (expected.accuracy == 1 ? kept : at_chance) ? Outcome::reproduced
-                                                                : Outcome::not_reproduced,
-         // Signs of outputs of any size count as answers.
-         .note = loss > 0.69 ? "The block is shed: the loss is " + text(loss) +
-                                   ", that of a coin. But the signs of what is left of the outputs "
-                                   "are right more often than not."
-                             : ""});
+    std::string note;
+    if (loss > 0.69) {
+      // Signs of outputs of any size count as answers.
+      note = "The block is shed: the loss is " + text(loss) +
+             ", that of a coin. But the signs of what is left of the outputs are right more often "
+             "than not.";
+    } else if (!kept && std::string(expected.slug) == "muon") {
+      note = note_on_muon(runs);
+    }
+    result.claims.push_back({.what = std::string("wd 2: ") + expected.what + ", final accuracy",
+                             .paper = expected.accuracy == 1 ? "1.000" : "0.485",
+                             .measured = spread_text(accuracies),
+                             .deviation = relative_deviation(mean(accuracies), expected.accuracy),
+                             .outcome = (expected.accuracy == 1 ? kept : at_chance)
+                                            ? Outcome::reproduced
+                                            : Outcome::not_reproduced,
+                             .note = note});
   }
   struct Drift {
     const char* slug;
