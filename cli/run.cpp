@@ -137,7 +137,13 @@ RunConfig configured(const Settings& settings) {
 /// The folders of the runs, all of them made: what cannot run is to be known before the first starts.
 std::vector<fs::path> prepared(const Settings& settings) {
   if (!settings.resume.empty()) {
-    for (const auto& folder : settings.resume) read_config(folder);
+    for (const auto& folder : settings.resume) {
+      read_config(folder);
+      if (settings.steps) check_extension(folder, *settings.steps);
+    }
+    for (const auto& folder : settings.resume) {
+      if (settings.steps) extend(folder, *settings.steps);
+    }
     return {settings.resume.begin(), settings.resume.end()};
   }
   if (settings.config.testbed.empty()) {
@@ -334,9 +340,12 @@ void add_run(CLI::App& app) {
       ->type_name("X");
   command->add_option("--wd", settings->weight_decay, "weight decay (default: as for --lr)")
       ->type_name("X");
-  command->add_option("--steps", settings->steps, "number of steps (default: the testbed's)")
-      ->type_name("N")
-      ->check(whole_number(1));
+  const auto* steps =
+      command
+          ->add_option("--steps", settings->steps,
+                       "number of steps (default: the testbed's; with --resume: more than before)")
+          ->type_name("N")
+          ->check(whole_number(1));
   command->add_option("--seeds", settings->seeds, "seeds, separated by commas: one run each")
       ->type_name("N,N,...")
       ->delimiter(',')
@@ -378,8 +387,9 @@ void add_run(CLI::App& app) {
                    "(default: out/runs/TESTBED-OPTIMIZER-seedN)")
       ->type_name("FOLDER");
   // Not by `excludes`, which repeats itself in the help of every option.
-  const auto of_new_runs = command->get_options(
-      [](const CLI::Option* option) { return option->get_name() != "--help"; });
+  const auto of_new_runs = command->get_options([steps](const CLI::Option* option) {
+    return option != steps && option->get_name() != "--help";
+  });
   command->add_option("--resume", settings->resume, "go on with the runs in these folders")
       ->type_name("FOLDER");
   command->add_flag("--json", settings->json, "print JSON instead of a table");

@@ -422,6 +422,32 @@ std::optional<RunSummary> resume(const fs::path& folder, const RunHooks& hooks) 
   return Run(config, folder).go(hooks);
 }
 
+void check_extension(const fs::path& folder, int64_t steps) {
+  const auto config = read_config(folder);
+  const auto summary = read_summary(folder);
+  const auto name = "'" + folder.string() + "' ";
+  TORCH_CHECK_VALUE(steps > config.steps, "option steps must be > ", config.steps,
+                    ", for which the run in ", name, "was made, got ", steps);
+  TORCH_CHECK_VALUE(!config.cosine, name,
+                    "cannot go on to more steps: its learning rate falls over the ", config.steps,
+                    " that it was made for");
+  if (!summary) return;
+  TORCH_CHECK_VALUE(summary->status == RunStatus::finished, name, "cannot go on: it ended at step ",
+                    summary->steps, " (", to_string(summary->status), ")");
+  TORCH_CHECK_VALUE(fs::exists(latest_checkpoint(folder)), name, "cannot go on: it has no '",
+                    latest_checkpoint(folder).string(), "'");
+}
+
+void extend(const fs::path& folder, int64_t steps) {
+  check_extension(folder, steps);
+  const FolderLock lock(folder);
+  auto json = parse_file(config_file(folder));
+  json["steps"] = steps;
+  // In this order: killed in between, it is a run that is about to finish.
+  fs::remove(summary_file(folder));
+  write_text(config_file(folder), json.dump(1) + "\n");
+}
+
 std::optional<RunSummary> execute(const RunConfig& config, const fs::path& folder,
                                   const RunHooks& hooks) {
   prepare(config, folder);

@@ -113,6 +113,49 @@ TEST_F(Run, RefusesAFolderOfAnotherRunAndSaysWhatDiffers) {
                {"holds another run (optimizer_settings/lr is 0.001 there, not 0.5)"});
 }
 
+/// From where it finished, at a step that is evaluated and at one that is not, and from where it was
+/// interrupted.
+TEST_F(Run, ExtendedIsTheSameAsOneThatWasMadeForSoMany) {
+  auto longer = config();
+  longer.cosine = false;
+  execute(longer, folder("whole"));
+  const auto expected = text_of(folder("whole") / "metrics.jsonl");
+  for (const int64_t steps : {35, 40, 50}) {
+    auto shorter = longer;
+    shorter.steps = steps;
+    const auto extended = folder("extended-" + std::to_string(steps));
+    if (steps == 50) {
+      execute_some(shorter, extended, 20);
+    } else {
+      execute(shorter, extended);
+    }
+    extend(extended, longer.steps);
+    EXPECT_FALSE(read_summary(extended).has_value());
+    resume(extended);
+    EXPECT_EQ(text_of(extended / "metrics.jsonl"), expected) << steps;
+    EXPECT_EQ(conflict(longer, extended), "");
+  }
+}
+
+TEST_F(Run, RefusesExtensionsThatWouldBeOtherRuns) {
+  const auto expect = [&](const fs::path& run, int64_t steps, const std::string& said) {
+    const auto before = text_of(run / "config.json") + text_of(run / "summary.json");
+    expect_error([&] { extend(run, steps); }, {run.string(), said});
+    EXPECT_EQ(text_of(run / "config.json") + text_of(run / "summary.json"), before);
+  };
+  execute(config(), folder("cosine"));
+  expect(folder("cosine"), 100, "its learning rate falls over the 60 that it was made for");
+  auto constant = config();
+  constant.cosine = false;
+  execute(constant, folder("constant"));
+  expect(folder("constant"), 60, "option steps must be > 60");
+  fs::remove_all(folder("constant") / "checkpoints");
+  expect(folder("constant"), 100, "latest.safetensors");
+  constant.stop_metric = "loss";
+  execute(constant, folder("reached"));
+  expect(folder("reached"), 100, "it ended at step 0 (reached)");
+}
+
 TEST_F(Run, KeepsCheckpointsThatAreAskedFor) {
   auto keeping = config();
   keeping.keep_every = 25;

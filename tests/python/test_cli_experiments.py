@@ -103,7 +103,7 @@ def interrupt(process, folder, lines, number=signal.SIGINT):
         (["run", RELU, "--threads", "0"], "--threads: must be a whole number, from 1"),
         (["run", RELU, "--stop", "loss"], "--stop: must be NAME=VALUE, got 'loss'"),
         (["run", RELU, "--stop", "loss=low"], "--stop: must be METRIC=NUMBER, got 'loss=low'"),
-        (["run", "--resume", "none", "--steps", "5"], "--resume excludes --steps"),
+        (["run", "--resume", "none", "--lr", "5"], "--resume excludes --lr"),
         (["experiment", "contaiment"], "did you mean 'containment'? (ddc list experiments)"),
         (["experiment", "diagonal", "--jobs", "0"], "--jobs: must be a whole number, from 1"),
         (["compare", "one"], "B is required"),
@@ -238,6 +238,18 @@ def test_a_finished_run_is_not_repeated(tmp_path):
     run = printed_json("run", "--resume", tmp_path / "run")["runs"][0]
     assert (run["status"], run["finished_before"]) == ("finished", True)
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_a_finished_run_goes_on_to_more_steps(tmp_path):
+    whole = train(tmp_path / "whole")
+    folder = tmp_path / "run"
+    train(folder, steps=90)
+    run = printed_json("run", "--resume", folder, "--steps", 200)["runs"][0]
+    assert (run["status"], run["step"]) == ("finished", 200)
+    assert (folder / "metrics.jsonl").read_bytes() == whole
+    result = ddc("run", "--resume", folder, "--steps", 200)
+    assert result.returncode == USAGE
+    assert "option steps must be > 200" in result.stderr
 
 
 def test_a_folder_of_another_run_is_refused_and_stays_as_it_was(tmp_path):

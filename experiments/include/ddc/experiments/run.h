@@ -97,6 +97,13 @@ std::string conflict(const RunConfig& config, const std::filesystem::path& folde
 void prepare(const RunConfig& config, const std::filesystem::path& folder);
 std::optional<RunSummary> resume(const std::filesystem::path& folder, const RunHooks& hooks = {});
 
+/// Lets the run in a folder go on to more steps than it was made for, finished or not: with `resume` it is then
+/// the same, to the last bit, as one that was made for so many. Throws, and changes nothing, if it ended
+/// early, or if its learning rate falls over its steps: a longer one is another run.
+void extend(const std::filesystem::path& folder, int64_t steps);
+/// Throws where `extend` would.
+void check_extension(const std::filesystem::path& folder, int64_t steps);
+
 RunConfig read_config(const std::filesystem::path& folder);
 /// Nullopt if the run is not finished.
 std::optional<RunSummary> read_summary(const std::filesystem::path& folder);
