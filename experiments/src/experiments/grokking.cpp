@@ -297,6 +297,7 @@ void add_claims_in_words(const std::vector<FinishedRun>& runs, Result& result) {
                        std::to_string(grokked_seeds(adamw));
       count.outcome = grokked_seeds(lifted) >= grokked_seeds(adamw) ? Outcome::reproduced
                                                                     : Outcome::not_reproduced;
+      count.note = "Seed by seed " + listed_steps(lifted) + " against " + listed_steps(adamw) + ".";
     }
     result.claims.push_back(count);
   }
