@@ -441,6 +441,8 @@ void check_extension(const fs::path& folder, int64_t steps) {
 void extend(const fs::path& folder, int64_t steps) {
   check_extension(folder, steps);
   const FolderLock lock(folder);
+  // Whoever held the lock may have ended it.
+  check_extension(folder, steps);
   auto json = parse_file(config_file(folder));
   json["steps"] = steps;
   // In this order: killed in between, it is a run that is about to finish.

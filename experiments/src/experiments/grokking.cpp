@@ -66,8 +66,8 @@ PlannedRun planned(const Arm& arm, double lr, double weight_decay, uint64_t seed
 
 struct Cell {
   double lr, weight_decay;
-  /// The paper's 15000, but at the larger learning rates, where the loss spikes again and again: at decays of 1
-  /// and 2 what a network has lost by then does not come back, and at 0.5 each spike is another draw.
+  /// The paper's 15000, or fewer where most runs grok soon: a budget, not a finding. What has not
+  /// grokked by then might later.
   int64_t steps;
 };
 
@@ -214,8 +214,8 @@ Claim step_claim(const char* arm, const PaperCell& paper, double papers,
       .note =
           std::isfinite(ours)
               ? "Initialisation and split are ours: the paper does not give them."
-              : "In more than half of the seeds the loss spikes before they generalise, and does "
-                "not come down again."};
+              : "In more than half of the seeds the loss spikes before they generalise, and they "
+                "do not within the steps that are planned here."};
 }
 
 /// Of one arm in a cell that it and its base have run.
