@@ -389,7 +389,8 @@ std::map<std::string, std::string> versions() {
 
 std::string conflict(const RunConfig& config, const fs::path& folder) {
   if (!fs::exists(config_file(folder))) return "";
-  const auto there = Json(read_config(folder)).flatten();
+  // Made before a setting existed, it has that setting's default.
+  const auto there = Json(completed(read_config(folder))).flatten();
   const auto here = Json(completed(config)).flatten();
   for (const auto& [option, value] : here.items()) {
     const auto other = there.value(option, Json());

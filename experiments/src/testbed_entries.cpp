@@ -82,6 +82,7 @@ void visit_settings(ModularAdditionOptions& options, Visit&& visit) {
   visit("degree", options.degree, "1: ReLU, 2: squared ReLU");
   visit("equals_sign", options.equals_sign, "read the answer at an equals sign after a and b");
   visit("z_loss", options.z_loss, "weight of the mean square of logsumexp");
+  visit("torch_init", options.torch_init, "weights start as torch.nn draws them");
   visit("gauge_set", options.gauges, "abelian, rotations or full");
 }
 

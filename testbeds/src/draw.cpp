@@ -35,6 +35,11 @@ void Initializer::add(const std::string& name, at::IntArrayRef shape, double spr
   parameters_.add(name, normal(shape, spread, source_, mean).to(dtype_).requires_grad_(true));
 }
 
+void Initializer::add_uniform(const std::string& name, at::IntArrayRef shape, double bound) {
+  const auto drawn = at::rand(shape, source_, at::kDouble) * (2 * bound) - bound;
+  parameters_.add(name, drawn.to(dtype_).requires_grad_(true));
+}
+
 void Initializer::add_linear(const std::string& name, int64_t out, int64_t in) {
   add(name + ".weight", {out, in}, 1 / std::sqrt(static_cast<double>(in)));
 }

@@ -26,6 +26,8 @@ class Initializer {
   Initializer(uint64_t seed, at::ScalarType dtype, Stream stream = Stream::parameters);
 
   void add(const std::string& name, at::IntArrayRef shape, double spread, double mean = 0);
+  /// Uniformly distributed between -bound and bound.
+  void add_uniform(const std::string& name, at::IntArrayRef shape, double bound);
   /// `name`.weight of shape [out, in] with spread 1 / sqrt(in).
   void add_linear(const std::string& name, int64_t out, int64_t in);
   void add_linear(const std::string& name, int64_t out, int64_t in, double bias_spread);

@@ -166,7 +166,9 @@ Testbed modular_addition(const ModularAdditionOptions& options) {
        .unembedding_bias = false,
        .z_loss = options.z_loss,
        .readout = Readout::last_position,
-       .embedding_spread = 1 / std::sqrt(static_cast<double>(options.d_model)),
+       .embedding_spread =
+           options.torch_init ? 1 : 1 / std::sqrt(static_cast<double>(options.d_model)),
+       .torch_init = options.torch_init,
        .gain_spread = options.gain_spread,
        .bias_spread = options.bias_spread,
        .residual_shifts = options.residual_shifts,

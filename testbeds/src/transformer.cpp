@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 #include "draw.h"
 #include "options.h"
 
@@ -84,8 +86,15 @@ Parameters init(const Transformer& network, uint64_t seed, at::ScalarType dtype)
     }
   };
   const auto add_linear = [&](const std::string& name, int64_t out, int64_t in, bool bias) {
-    bias ? weights.add_linear(name, out, in, network.bias_spread)
-         : weights.add_linear(name, out, in);
+    if (network.torch_init) {
+      const double bound = 1 / std::sqrt(static_cast<double>(in));
+      weights.add_uniform(name + ".weight", {out, in}, bound);
+      if (bias) weights.add_uniform(name + ".bias", {out}, bound);
+    } else if (bias) {
+      weights.add_linear(name, out, in, network.bias_spread);
+    } else {
+      weights.add_linear(name, out, in);
+    }
   };
   const auto add_branch = [&](const Branch& branch) {
     const bool biases =

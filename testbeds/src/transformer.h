@@ -93,6 +93,9 @@ struct Transformer {
   /// Logits are [batch, time, classes], or [batch, classes] if one position is read.
   Readout readout = Readout::every_position;
   double embedding_spread = 1;
+  /// Linear maps and their biases as torch::nn::Linear draws them, uniformly within 1 / sqrt(inputs). Else
+  /// normally with spread 1 / sqrt(inputs), and biases with `bias_spread`.
+  bool torch_init = false;
   double gain_spread = 0;
   double bias_spread = 0;
   /// What embeds the inputs (positions and class token too) is the same for all seeds and not a

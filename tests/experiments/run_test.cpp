@@ -115,6 +115,19 @@ TEST_F(Run, RefusesAFolderOfAnotherRunAndSaysWhatDiffers) {
 
 /// From where it finished, at a step that is evaluated and at one that is not, and from where it was
 /// interrupted.
+TEST_F(Run, SettingsThatDidNotExistWhenItWasMadeHaveTheirDefaults) {
+  prepare(config(), folder("run"));
+  const auto file = folder("run") / "config.json";
+  auto stored = Json::parse(text_of(file));
+  const auto removed = stored["optimizer_settings"].erase("beta1");
+  ASSERT_EQ(removed, 1u);
+  std::ofstream(file) << stored;
+  auto other = config();
+  other.optimizer_settings["beta1"] = 0.5;
+  EXPECT_EQ(conflict(config(), folder("run")), "");
+  EXPECT_EQ(conflict(other, folder("run")), "optimizer_settings/beta1 is 0.9 there, not 0.5");
+}
+
 TEST_F(Run, ExtendedIsTheSameAsOneThatWasMadeForSoMany) {
   auto longer = config();
   longer.cosine = false;

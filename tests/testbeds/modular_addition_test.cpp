@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <set>
 #include <utility>
 
@@ -116,6 +117,23 @@ TEST(ModularAddition, TablesGiveWhatTheTransformerGives) {
       }
     }
   }
+}
+
+TEST(ModularAddition, StartsAsTorchDoes) {
+  const auto params = modular_addition({.torch_init = true}).init(1, at::kDouble);
+  for (const auto& [name, tensor] : params) {
+    if (name == "embedding.weight") {
+      EXPECT_NEAR(tensor.std().item<double>(), 1, 0.05);
+    } else if (tensor.dim() == 2 && name != "positions.weight") {
+      const double bound = 1 / std::sqrt(static_cast<double>(tensor.size(1)));
+      EXPECT_LE(tensor.abs().max().item<double>(), bound) << name;
+      EXPECT_NEAR(tensor.std().item<double>(), bound / std::sqrt(3.0), 0.05 * bound) << name;
+    }
+  }
+  const auto bias = params["layers.0.mlp.up.bias"].tensor.abs();
+  EXPECT_LE(bias.max().item<double>(), 1 / std::sqrt(128.0));
+  EXPECT_GT(bias.min().item<double>(), 0);
+  EXPECT_EQ(params["layers.0.mlp_norm.bias"].tensor.abs().max().item<double>(), 0);
 }
 
 TEST(ModularAddition, ObservesTheShiftOfTheReadout) {

@@ -28,6 +28,10 @@ struct ModularAdditionOptions {
   GaugeSet gauges = GaugeSet::abelian;
   bool attention_biases = false;
   bool final_norm = false;
+  /// Embeddings, linear maps and their biases start as torch::nn draws them. Else they are normal, embeddings with
+  /// spread 1 / sqrt(d_model), linear maps with 1 / sqrt(inputs). The paper does not say; torch's embeddings are
+  /// 11 times as large.
+  bool torch_init = false;
   /// Standard deviation of gains (about 1) and of shifts and biases (about 0) at the start.
   double gain_spread = 0;
   double bias_spread = 0;
