@@ -114,6 +114,33 @@ std::string spread_text(const std::vector<double>& values) {
   return text(mean(values)) + " ± " + text(deviation(values));
 }
 
+Column spread_of(const std::string& title, const Read& read) {
+  return {title, [read](const auto& runs) { return spread_text(values(runs, read)); }};
+}
+
+Column mean_of(const std::string& title, const Read& read) {
+  return {title, [read](const auto& runs) { return text(mean(values(runs, read))); }};
+}
+
+Column median_of(const std::string& title, const Read& read) {
+  return {title, [read](const auto& runs) { return text(median(values(runs, read))); }};
+}
+
+Column drift_column(const std::string& title) {
+  return {title, [](const auto& runs) { return text(largest_drift(runs)); }};
+}
+
+Table table_by_arm(const std::vector<FinishedRun>& runs, const std::vector<Column>& columns) {
+  Table table{.columns = {"arm", "seeds"}, .rows = {}};
+  for (const auto& column : columns) table.columns.push_back(column.title);
+  for (const auto& [arm, group] : by_arm(runs)) {
+    auto& row = table.rows.emplace_back();
+    row = {arm, std::to_string(group.size())};
+    for (const auto& column : columns) row.push_back(column.cell(group));
+  }
+  return table;
+}
+
 double step_to(const FinishedRun& run, const std::string& metric, double level) {
   for (const auto& measurement : run.metrics) {
     const auto found = measurement.values.find(metric);

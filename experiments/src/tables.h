@@ -49,6 +49,20 @@ std::string text(double value);
 /// "0.031 ± 0.050".
 std::string spread_text(const std::vector<double>& values);
 
+/// A column of a table with a row per arm: its title, and what stands there for the runs of an arm.
+struct Column {
+  std::string title;
+  std::function<std::string(const std::vector<const FinishedRun*>&)> cell;
+};
+Column spread_of(const std::string& title, const Read& read);
+Column mean_of(const std::string& title, const Read& read);
+Column median_of(const std::string& title, const Read& read);
+/// `largest_drift`.
+Column drift_column(const std::string& title);
+
+/// The arm, its number of seeds, and these columns.
+Table table_by_arm(const std::vector<FinishedRun>& runs, const std::vector<Column>& columns);
+
 /// The first step at which the metric was at least `level`; infinite if it never was.
 double step_to(const FinishedRun& run, const std::string& metric, double level);
 

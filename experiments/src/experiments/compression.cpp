@@ -127,27 +127,14 @@ std::string answer(const std::vector<FinishedRun>& runs) {
 }
 
 void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
-  result.table.columns = {"arm",
-                          "seeds",
-                          "train loss, late",
-                          "validation loss, late",
-                          "least validation loss",
-                          "validation accuracy, late",
-                          "dead ReLU",
-                          "gate-dead",
-                          "sigma_min",
-                          "effective rank",
-                          "largest drift"};
-  for (const auto& [arm, group] : by_arm(runs)) {
-    const auto cell = [&members = group](const Read& read) {
-      return spread_text(values(members, read));
-    };
-    result.table.rows.push_back({arm, std::to_string(group.size()), cell(late("train_loss")),
-                                 cell(late("validation_loss")), cell(least("validation_loss")),
-                                 cell(late("validation_accuracy")), cell(last("dead_relu")),
-                                 cell(last("gate_dead")), cell(last("sigma_min")),
-                                 cell(last("effective_rank")), text(largest_drift(group))});
-  }
+  result.table = table_by_arm(
+      runs, {spread_of("train loss, late", late("train_loss")),
+             spread_of("validation loss, late", late("validation_loss")),
+             spread_of("least validation loss", least("validation_loss")),
+             spread_of("validation accuracy, late", late("validation_accuracy")),
+             spread_of("dead ReLU", last("dead_relu")), spread_of("gate-dead", last("gate_dead")),
+             spread_of("sigma_min", last("sigma_min")),
+             spread_of("effective rank", last("effective_rank")), drift_column("largest drift")});
   result.curves = {
       curves_of(runs, "Validation loss", "validation_loss", false),
       curves_of(runs, "Hidden units without effect", "gate_dead", false),

@@ -130,16 +130,13 @@ void compare(const Task& task, const std::vector<FinishedRun>& runs, Result& res
 }
 
 void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
-  result.table.columns = {"arm", "seeds", "drift of the mode", "largest drift of a channel",
-                          "final loss"};
-  for (const auto& [arm, group] : by_arm(runs)) {
-    const bool relu = arm.starts_with(tasks[0].name);
-    const double largest = largest_drift(group);
-    result.table.rows.push_back(
-        {arm, std::to_string(group.size()),
-         spread_text(values(group, moved(relu ? tasks[0].mode : tasks[1].mode))), text(largest),
-         spread_text(values(group, last("loss")))});
-  }
+  const auto drift_of_mode = [](const FinishedRun& run) {
+    const auto& task = run.plan.config.testbed == tasks[0].testbed ? tasks[0] : tasks[1];
+    return moved(task.mode)(run);
+  };
+  result.table = table_by_arm(
+      runs, {spread_of("drift of the mode", drift_of_mode),
+             drift_column("largest drift of a channel"), spread_of("final loss", last("loss"))});
   for (const auto& task : tasks) compare(task, runs, result);
   for (const auto& task : tasks) {
     std::vector<FinishedRun> own;

@@ -37,13 +37,9 @@ std::vector<PlannedRun> plan(bool quick) {
 }
 
 void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
-  result.table.columns = {"arm", "seeds", "drift (RMS)", "mode norm", "order k", "final loss"};
-  for (const auto& [arm, group] : by_arm(runs)) {
-    result.table.rows.push_back(
-        {arm, std::to_string(group.size()), spread_text(values(group, last("drift_rms"))),
-         spread_text(values(group, last("mode_norm"))), spread_text(values(group, last("order"))),
-         spread_text(values(group, last("loss")))});
-  }
+  result.table = table_by_arm(
+      runs, {spread_of("drift (RMS)", last("drift_rms")), spread_of("mode norm", last("mode_norm")),
+             spread_of("order k", last("order")), spread_of("final loss", last("loss"))});
   result.curves = {curves_of(runs, "Drift of log|u/v| per coordinate (RMS)", "drift_rms", true),
                    curves_of(runs, "Norm of log|u/v|", "mode_norm", true),
                    curves_of(runs, "Training loss", "loss", true)};

@@ -127,27 +127,14 @@ std::string answer(const std::vector<FinishedRun>& runs) {
 }
 
 void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
-  result.table.columns = {"arm",
-                          "seeds",
-                          "train loss",
-                          "validation loss",
-                          "gap",
-                          "least validation loss",
-                          "train accuracy",
-                          "validation accuracy",
-                          "sigma_min, end / start",
-                          "effective rank",
-                          "largest drift"};
-  for (const auto& [arm, group] : by_arm(runs)) {
-    const auto cell = [&, &members = group](const Read& read) {
-      return spread_text(values(members, read));
-    };
-    result.table.rows.push_back({arm, std::to_string(group.size()), cell(last("train_loss")),
-                                 cell(last("validation_loss")), cell(last("gap")),
-                                 cell(least("validation_loss")), cell(last("train_accuracy")),
-                                 cell(last("validation_accuracy")), cell(growth("sigma_min")),
-                                 cell(last("effective_rank")), text(largest_drift(group))});
-  }
+  result.table = table_by_arm(
+      runs, {spread_of("train loss", last("train_loss")),
+             spread_of("validation loss", last("validation_loss")), spread_of("gap", last("gap")),
+             spread_of("least validation loss", least("validation_loss")),
+             spread_of("train accuracy", last("train_accuracy")),
+             spread_of("validation accuracy", last("validation_accuracy")),
+             spread_of("sigma_min, end / start", growth("sigma_min")),
+             spread_of("effective rank", last("effective_rank")), drift_column("largest drift")});
   result.curves = {
       curves_of(runs, "Validation loss", "validation_loss", false),
       curves_of(runs, "Train loss", "train_loss", false),

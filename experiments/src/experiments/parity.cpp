@@ -216,16 +216,10 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
 }
 
 void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
-  result.table.columns = {"arm",        "seeds",      "final accuracy", "gain",
-                          "joint norm", "dead units", "drift (RMS)",    "largest drift"};
-  for (const auto& [arm, group] : by_arm(runs)) {
-    const double largest = largest_drift(group);
-    result.table.rows.push_back(
-        {arm, std::to_string(group.size()), spread_text(values(group, last("accuracy"))),
-         text(mean(values(group, last("gain")))), text(mean(values(group, last("joint_norm")))),
-         text(mean(values(group, last("dead_units")))),
-         text(mean(values(group, last("drift_rms")))), text(largest)});
-  }
+  result.table = table_by_arm(
+      runs, {spread_of("final accuracy", last("accuracy")), mean_of("gain", last("gain")),
+             mean_of("joint norm", last("joint_norm")), mean_of("dead units", last("dead_units")),
+             mean_of("drift (RMS)", last("drift_rms")), drift_column("largest drift")});
   std::vector<FinishedRun> middle;
   for (const auto& run : runs) {
     if (run.setting("weight_decay") == 2) middle.push_back(run);

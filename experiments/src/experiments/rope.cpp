@@ -181,20 +181,13 @@ Claim compression(const std::vector<FinishedRun>& runs) {
 }
 
 void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
-  result.table.columns = {"arm",     "seeds",          "test accuracy",
-                          "grokked", "steps to 0.9",   "loss, in bits",
-                          "σ_min",   "effective rank", "turn of a step"};
-  for (const auto& [arm, group] : by_arm(runs)) {
-    const auto last = [](const char* metric) {
-      return [metric](const FinishedRun& run) { return run.last(metric); };
-    };
-    result.table.rows.push_back(
-        {arm, std::to_string(group.size()), spread_text(values(group, final_accuracy)),
-         grokked_text(group), text(median(values(group, first_grokked))),
-         spread_text(values(group, last("test_bits"))), spread_text(values(group, final_sigma)),
-         spread_text(values(group, last("effective_rank"))),
-         text(median(values(group, typical_turn)))});
-  }
+  result.table = table_by_arm(runs, {spread_of("test accuracy", final_accuracy),
+                                     {"grokked", grokked_text},
+                                     median_of("steps to 0.9", first_grokked),
+                                     spread_of("loss, in bits", last("test_bits")),
+                                     spread_of("σ_min", final_sigma),
+                                     spread_of("effective rank", last("effective_rank")),
+                                     median_of("turn of a step", typical_turn)});
   if (!result.quick) {
     result.claims = {step_up(runs, polar, muon),
                      step_up(runs, full, polar),

@@ -190,26 +190,14 @@ void add_claims(const std::vector<FinishedRun>& runs, Result& result) {
 }
 
 void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
-  result.table.columns = {"arm",
-                          "seeds",
-                          "mode at the end / start",
-                          "largest / start",
-                          "share of the mode",
-                          "quotient norm",
-                          "step to 0.9",
-                          "test accuracy",
-                          "drift"};
-  for (const auto& [arm, group] : by_arm(runs)) {
-    const double largest = largest_drift(group);
-    result.table.rows.push_back(
-        {arm, std::to_string(group.size()), spread_text(values(group, growth("shift_norm"))),
-         spread_text(values(group, peak_growth)),
-         spread_text(values(group, last("shift_fraction"))),
-         spread_text(values(group, last("quotient_norm"))),
-         text(median(values(
-             group, [](const FinishedRun& run) { return step_to(run, "test_accuracy", 0.9); }))),
-         spread_text(values(group, last("test_accuracy"))), text(largest)});
-  }
+  result.table = table_by_arm(
+      runs, {spread_of("mode at the end / start", growth("shift_norm")),
+             spread_of("largest / start", peak_growth),
+             spread_of("share of the mode", last("shift_fraction")),
+             spread_of("quotient norm", last("quotient_norm")),
+             median_of("step to 0.9",
+                       [](const FinishedRun& run) { return step_to(run, "test_accuracy", 0.9); }),
+             spread_of("test accuracy", last("test_accuracy")), drift_column("drift")});
   result.curves = {
       curves_of(runs, "The gauge mode sqrt(C) |m|", "shift_norm", true),
       curves_of(runs, "Its share of the unembedding, C |m|² / |W|²", "shift_fraction", true),
