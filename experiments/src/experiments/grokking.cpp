@@ -441,11 +441,8 @@ void tabulate(const std::vector<FinishedRun>& runs, Result& result) {
     add_claims(runs, result);
     add_claims_in_words(runs, result);
   }
-  for (const auto& [base, lifted] : {std::pair{"AdamW", "DDCAdam"},
-                                     {"AdamW", "DDCAdam, standard"},
-                                     {"AdamW", "DDCAdam, balanced"},
-                                     {"AdamW", "DDCAdam, polar"},
-                                     {"Muon", "DDCMuon"}}) {
+  for (const auto& [base, lifted] :
+       {std::pair{"AdamW", "DDCAdam"}, {"AdamW", "DDCAdam, standard"}, {"Muon", "DDCMuon"}}) {
     for (const auto& start : {std::string(), torch_init}) {
       result.answer += compare(runs, base, lifted, start);
     }
