@@ -379,6 +379,7 @@ std::string compare(const std::vector<FinishedRun>& runs, const std::string& bas
   int64_t both = 0;
   int64_t fewer = 0;
   int64_t same = 0;
+  int64_t neither = 0;
   int64_t seeds = 0;
   int64_t own_grokked = 0;
   int64_t plain_grokked = 0;
@@ -388,7 +389,9 @@ std::string compare(const std::vector<FinishedRun>& runs, const std::string& bas
     if (plain.size() != own.size()) continue;
     ++both;
     fewer += median_step(own) < median_step(plain) ? 1 : 0;
-    same += median_step(own) == median_step(plain) ? 1 : 0;
+    if (median_step(own) == median_step(plain)) {
+      ++(std::isfinite(median_step(own)) ? same : neither);
+    }
     seeds += std::ssize(own);
     own_grokked += grokked_seeds(own);
     plain_grokked += grokked_seeds(plain);
@@ -398,6 +401,7 @@ std::string compare(const std::vector<FinishedRun>& runs, const std::string& bas
   text << lifted << start << ": fewer steps than " << base << " in " << fewer << " of " << both
        << (both == 1 ? " cell" : " cells");
   if (same > 0) text << ", as many in " << same;
+  if (neither > 0) text << ", both without a median in " << neither;
   text << "; " << own_grokked << " of " << seeds << " runs grok, of " << base << "'s "
        << plain_grokked << ". ";
   return text.str();
