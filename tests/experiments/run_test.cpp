@@ -113,8 +113,6 @@ TEST_F(Run, RefusesAFolderOfAnotherRunAndSaysWhatDiffers) {
                {"holds another run (optimizer_settings/lr is 0.001 there, not 0.5)"});
 }
 
-/// From where it finished, at a step that is evaluated and at one that is not, and from where it was
-/// interrupted.
 TEST_F(Run, SettingsThatDidNotExistWhenItWasMadeHaveTheirDefaults) {
   prepare(config(), folder("run"));
   const auto file = folder("run") / "config.json";
@@ -126,8 +124,13 @@ TEST_F(Run, SettingsThatDidNotExistWhenItWasMadeHaveTheirDefaults) {
   other.optimizer_settings["beta1"] = 0.5;
   EXPECT_EQ(conflict(config(), folder("run")), "");
   EXPECT_EQ(conflict(other, folder("run")), "optimizer_settings/beta1 is 0.9 there, not 0.5");
+  execute(config(), folder("run"));
+  execute(config(), folder("whole"));
+  EXPECT_EQ(text_of(folder("run") / "metrics.jsonl"), text_of(folder("whole") / "metrics.jsonl"));
 }
 
+/// From where it finished, at a step that is evaluated and at one that is not, and from where it was
+/// interrupted.
 TEST_F(Run, ExtendedIsTheSameAsOneThatWasMadeForSoMany) {
   auto longer = config();
   longer.cosine = false;
