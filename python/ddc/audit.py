@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import Any
+
 from torch import nn
 
-from ddc.discovery import Loss, discover
+from ddc.discovery import BatchLoss, Loss, discover
 from ddc.symmetry import SymmetryGroup
 
 
@@ -43,8 +46,11 @@ class Audit:
 
 def audit(
     model: nn.Module,
-    loss: Loss,
+    loss: Loss | BatchLoss | None = None,
     *,
+    dataloader: Iterable[Any] | None = None,
+    batches: Sequence[Any] | None = None,
+    max_batches: int = 8,
     steps: int = 10,
     completeness: bool = True,
     seed: int = 0,
@@ -54,7 +60,7 @@ def audit(
 
     Parameters
     ----------
-    model, loss
+    model, loss, dataloader, batches, max_batches
         As for :func:`ddc.discover`.
     steps : int
         Steps of AdamW and of DDCAdam over which the movement of each gauge is measured. The model is
@@ -67,6 +73,14 @@ def audit(
     >>> ddc.audit(model, loss).show()   # doctest: +SKIP
     """
     group = discover(
-        model, loss, seed=seed, engagement_steps=steps, completeness=completeness, verbose=verbose
+        model,
+        loss,
+        dataloader=dataloader,
+        batches=batches,
+        max_batches=max_batches,
+        seed=seed,
+        engagement_steps=steps,
+        completeness=completeness,
+        verbose=verbose,
     )
     return Audit(group, model)

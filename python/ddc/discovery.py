@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import random
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ddc import _C
+from ddc._batches import Batches
 from ddc._model import parameters_of, unwrap
 from ddc._precision import Float64
 from ddc.symmetry import SymmetryGroup
 
 Loss = Callable[[nn.Module], Tensor]
+BatchLoss = Callable[[nn.Module, Any], Tensor]
 
 
 def discover(
     model: nn.Module,
-    loss: Loss,
+    loss: Loss | BatchLoss | None = None,
     *,
+    dataloader: Iterable[Any] | None = None,
+    batches: Sequence[Any] | None = None,
+    max_batches: int = 8,
     seed: int = 0,
     head_sizes: Iterable[int] = (),
     engagement_steps: int = 0,
@@ -45,11 +53,24 @@ def discover(
         DistributedDataParallel and torch.compile. Parameters that do not require gradients are
         held fixed. Parameters, buffers, gradients and random number generators are left as they were.
         A float64 model is evaluated in float64 also where its code asks for float32.
-    loss : callable
-        ``loss(model)`` returns a scalar tensor. It is called many times, and may draw a new batch each
-        time from the generators of torch, numpy or random, which are seeded before every call. It may
-        also use the same batch always. (A loss that takes the next batch of an iterator cannot be
-        asked twice for the same one; keep a few batches in a list and draw from it.)
+    loss : callable, optional
+        ``loss(model, batch)`` if there is a `dataloader` or `batches`, ``loss(model)`` otherwise;
+        returns a scalar tensor. It is called many times. All generators (of torch, numpy and random)
+        are seeded before every call, so that the same batch can be had twice: ``loss(model)`` may
+        draw a batch from them, or use the same one always. It cannot take the next batch of an
+        iterator; that is what `dataloader` is for. Without a loss batches must be dicts, and
+        ``model(**batch).loss`` is it, as in `transformers`.
+    dataloader : iterable, optional
+        What gives batches: a DataLoader, a generator, a list. The first `max_batches` are taken
+        once, detached and kept on the model's device; evaluations use them in turn. An iterator has
+        given away so many then; of a DataLoader a new iterator is made and dropped. The notes of the
+        group say how many batches of how many samples they were.
+    batches : list, optional
+        The batches themselves, in place of a `dataloader`. Evaluations use them in turn; a search
+        gets to the first eight at least.
+    max_batches : int
+        How many batches to take of a `dataloader`. Eight are a safe choice: what is true for the
+        data of a single batch alone may be taken for a symmetry.
     seed : int
         Of the search.
     head_sizes : iterable of int
@@ -69,7 +90,11 @@ def discover(
 
     Notes
     -----
-    With ``torch.distributed`` initialised, rank 0 searches and all ranks get what it found.
+    With ``torch.distributed`` initialised, rank 0 searches and all ranks get what it found. Every
+    rank takes batches of its `dataloader`.
+
+    A loss may call ``backward``; the call does nothing here. Hooks on gradients of parameters are
+    off meanwhile.
 
     Examples
     --------
@@ -80,11 +105,25 @@ def discover(
     >>> group = ddc.discover(model, loss)
     >>> [(gauge.kind, gauge.group) for gauge in group.gauges]
     [('relu rescale', '(R+)^8'), ('CE row shift', 'R^8'), ('CE bias shift', 'R')]
+
+    Or with the batches of a loader:
+
+    >>> data = torch.utils.data.TensorDataset(torch.randn(99, 4), torch.randint(3, (99,)))
+    >>> loader = torch.utils.data.DataLoader(data, batch_size=32, shuffle=True)
+    >>> def loss(model, batch):
+    ...     inputs, targets = batch
+    ...     return torch.nn.functional.cross_entropy(model(inputs), targets)
+    >>> group = ddc.discover(model, loss, dataloader=loader)
+    >>> group.dimension
+    17
     """
+    evaluation = Evaluation(model, loss, dataloader, batches, max_batches)
 
     def search() -> SymmetryGroup:
-        with Evaluation(model, loss) as evaluate:
-            return SymmetryGroup(
+        with evaluation as evaluate:
+            for note in evaluate.notes if verbose else ():
+                _say(note)
+            group = SymmetryGroup(
                 _C.discover(
                     evaluate.parameters,
                     evaluate,
@@ -96,29 +135,43 @@ def discover(
                     progress=_say if verbose else None,
                 )
             )
+            return with_notes(group, evaluate.notes)
 
-    return _on_rank_zero(search)
+    return _on_rank_zero(evaluation.take_batches, search)
+
+
+def with_notes(group: SymmetryGroup, notes: Sequence[str]) -> SymmetryGroup:
+    """The group with some more notes."""
+    if not notes:
+        return group
+    fields = json.loads(group.to_json())
+    fields["notes"] = [*fields["notes"], *notes]
+    return SymmetryGroup.from_json(json.dumps(fields))
 
 
 def _say(stage: str) -> None:
     print(f"ddc: {stage}", file=sys.stderr)
 
 
-def _on_rank_zero(search: Callable[[], SymmetryGroup]) -> SymmetryGroup:
+def _on_rank_zero(
+    prepare: Callable[[], None], search: Callable[[], SymmetryGroup]
+) -> SymmetryGroup:
+    """What `search` finds on rank 0, after all ranks have called `prepare`."""
     distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return search()
-    if distributed.get_world_size() == 1:
+    alone = not (distributed.is_available() and distributed.is_initialized())
+    if alone or distributed.get_world_size() == 1:
+        prepare()
         return search()
     answer: list[Any] = [None]
     failure: BaseException | None = None
-    if distributed.get_rank() == 0:
-        # The other ranks wait for the answer, whatever it is.
-        try:
+    # The other ranks wait for the answer, whatever it is.
+    try:
+        prepare()
+        if distributed.get_rank() == 0:
             answer = [("found", search().to_json())]
-        except Exception as error:
-            failure = error
-            answer = [("failed", f"{type(error).__name__}: {error}")]
+    except Exception as error:
+        failure = error
+        answer = [("failed", f"{type(error).__name__}: {error}")]
     distributed.broadcast_object_list(answer, src=0)
     if failure is not None:
         raise failure
@@ -131,26 +184,71 @@ def _on_rank_zero(search: Callable[[], SymmetryGroup]) -> SymmetryGroup:
 class Evaluation:
     """A loss as the search asks for it: by the number of the batch, twice the same for the same number.
 
-    A context; on leaving it, generators and buffers are as they were.
+    A context; on leaving it, generators, buffers and gradients are as they were.
+
+    Parameters
+    ----------
+    model, loss, dataloader, batches, max_batches
+        As for :func:`ddc.discover`.
+
+    Attributes
+    ----------
+    notes : list of str
+        What was done with the data, and with the loss.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss | BatchLoss | None,
+        dataloader: Iterable[Any] | None = None,
+        batches: Sequence[Any] | None = None,
+        max_batches: int = 8,
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, is {type(model).__name__}")
-        if not callable(loss):
-            raise TypeError(f"loss must be a function of the model, is {type(loss).__name__}")
+        if dataloader is not None and batches is not None:
+            raise TypeError("dataloader and batches are both given: pass one of them")
+        has_batches = dataloader is not None or batches is not None
+        _check_loss(loss, has_batches)
         self.model = unwrap(model)
-        self.loss = loss
+        self.loss: Callable[..., Any] = loss if loss is not None else own_loss
+        self.batches = Batches(dataloader, batches, max_batches) if has_batches else None
         self.parameters = parameters_of(model)
         if not any(tensor.requires_grad for _, tensor in self.parameters):
             raise ValueError("the model has no parameter that requires a gradient")
+        self._said = "loss(model, batch)" if has_batches else "loss(model)"
         self._all_double = all(tensor.dtype == torch.float64 for _, tensor in self.parameters)
         self._outputs: list[Tensor] = []
         self._has_outputs = True
+        self._taken = False
+        self._no_backward: _NoBackward | None = _NoBackward()
+
+    @property
+    def notes(self) -> list[str]:
+        notes = list(self.batches.notes) if self.batches is not None else []
+        if self._no_backward is not None and self._no_backward.called:
+            notes.append("the loss calls backward, which did nothing in discovery")
+        return notes
+
+    def take_batches(self) -> None:
+        """Take the batches that the loss will be evaluated on, once."""
+        if self.batches is None or self._taken:
+            return
+        states = _generator_states()
+        try:
+            self.batches.take(self.parameters[0][1].device)
+        finally:
+            _set_generator_states(states)
+        if self.loss is own_loss:
+            self.batches.check(_no_arguments)
+        self._taken = True
 
     def __enter__(self) -> Evaluation:
+        self.take_batches()
         self._generators = _generator_states()
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        self._gradients = Gradients(tensor for _, tensor in self.parameters)
         self._hook = self.model.register_forward_hook(self._remember)
         try:
             self._check()
@@ -168,22 +266,30 @@ class Evaluation:
         self._hook.remove()
         self._outputs = []
         self._restore_buffers()
+        self._gradients.restore()
         _set_generator_states(self._generators)
 
     def __call__(self, batch: int) -> tuple[Tensor, Tensor | None]:
         self._restore_buffers()
         _seed_generators(batch)
         self._outputs = []
-        with torch.enable_grad(), Float64() if self._all_double else nullcontext():
-            loss = self.loss(self.model)
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            if self._all_double:
+                stack.enter_context(Float64())
+            if self._no_backward is not None:
+                stack.enter_context(self._no_backward)
+            drawn = () if self.batches is None else (self.batches.of(batch),)
+            loss = self.loss(self.model, *drawn)
             if isinstance(loss, Tensor) and loss.numel() == 1:
                 loss = loss.reshape(())
+        self._gradients.clear()
         if not isinstance(loss, Tensor) or loss.dim() != 0:
             what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise TypeError(f"loss(model) must return a scalar tensor, returned {what}")
+            raise TypeError(f"{self._said} must return a scalar tensor, returned {what}")
         if not loss.requires_grad:
             raise ValueError(
-                "loss(model) returned a tensor without a gradient: does it use the model it is given?"
+                f"{self._said} returned a tensor without a gradient: does it use the model it is given?"
             )
         return loss, self._one_output() if self._has_outputs else None
 
@@ -192,17 +298,41 @@ class Evaluation:
         second, _ = self(0)
         difference = abs(first.item() - second.item())
         if difference > 1e-5 * abs(first.item()):
+            twice = f"{self._said} returned {first.item():.8g} and then {second.item():.8g}"
+            if self.batches is not None:
+                raise ValueError(
+                    f"{twice} for the same batch with all random number generators seeded the same: "
+                    "it must depend on the model and the batch alone, not on state that it keeps"
+                )
             raise ValueError(
-                f"loss(model) returned {first.item():.8g} and then {second.item():.8g} with all random "
-                "number generators seeded the same: draw batches from the generators of torch, numpy or "
-                "random (for example from a list of batches), not from an iterator"
+                f"{twice} with all random number generators seeded the same: draw batches from the "
+                "generators of torch, numpy or random, not from an iterator. For batches of an "
+                "iterator or a DataLoader use discover(model, dataloader=loader, loss=fn) with "
+                "fn(model, batch), which keeps a few of them"
             )
+        self._check_graph(second)
+        assert self._no_backward is not None
+        if not self._no_backward.called:
+            self._no_backward = None  # it would be asked about every operation
         if outputs is None:
             self._has_outputs = False
         else:
             # Outputs that the loss does not use say nothing about it.
             (used,) = torch.autograd.grad(first, outputs, allow_unused=True, retain_graph=True)
             self._has_outputs = used is not None
+
+    def _check_graph(self, loss: Tensor) -> None:
+        trainable = [tensor for _, tensor in self.parameters if tensor.requires_grad]
+        try:
+            torch.autograd.grad(loss, trainable, allow_unused=True)
+        except RuntimeError as error:
+            if "through the graph a second time" not in str(error):
+                raise
+            raise ValueError(
+                f"{self._said} returned a tensor whose graph is freed already: return the loss "
+                "before torch.autograd.backward or torch.autograd.grad is called on it, "
+                "or call these with retain_graph=True"
+            ) from error
 
     def _remember(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
         tensor = _output_tensor(output)
@@ -217,6 +347,121 @@ class Evaluation:
         with torch.no_grad():
             for buffer, value in self._buffers:
                 buffer.copy_(value)
+
+
+class Gradients:
+    """Gradients of parameters, put aside until :meth:`restore`, with the hooks on them."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._saved = [(parameter, parameter.grad) for parameter in parameters]
+        self._hooks: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        for parameter, _ in self._saved:
+            for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+                hooks = getattr(parameter, name, None)
+                if hooks:
+                    self._hooks.append((hooks, dict(hooks)))
+                    hooks.clear()
+        self.clear()
+
+    def clear(self) -> None:
+        for parameter, _ in self._saved:
+            parameter.grad = None
+
+    def restore(self) -> None:
+        for parameter, gradient in self._saved:
+            parameter.grad = gradient
+        for hooks, saved in self._hooks:
+            hooks.update(saved)
+
+
+class _NoBackward(TorchFunctionMode):
+    """A context in which ``backward`` of a tensor does nothing.
+
+    Attributes
+    ----------
+    called : bool
+        Whether anybody called it.
+    """
+
+    called = False
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if function is Tensor.backward:
+            self.called = True
+            return None
+        return function(*args, **(kwargs or {}))
+
+
+def _check_loss(loss: Any, has_batches: bool) -> None:
+    """Raise a TypeError if the loss cannot be called as it will be."""
+    if loss is None:
+        if has_batches:
+            return
+        raise TypeError(
+            "loss is missing: pass loss(model), or dataloader or batches with loss(model, batch)"
+        )
+    rule = f"loss must be a function of the model{' and a batch' if has_batches else ''}"
+    kind = type(loss).__name__
+    if not callable(loss):
+        advice = "; pass what gives batches as dataloader" if isinstance(loss, Iterable) else ""
+        raise TypeError(f"{rule}, is {kind}{advice}")
+    of_outputs = getattr(loss, "__module__", None) == "torch.nn.functional"
+    if of_outputs or isinstance(loss, nn.modules.loss._Loss):
+        raise TypeError(
+            f"{rule}, is {loss.__name__ if of_outputs else kind}, a function of outputs and targets: "
+            "pass dataloader and loss=lambda model, batch: criterion(model(batch[0]), batch[1])"
+        )
+    if _takes(loss, 2 if has_batches else 1):
+        return
+    signature = inspect.signature(loss)
+    if has_batches:
+        raise TypeError(
+            f"{rule}, loss(model, batch), if dataloader or batches is given; this one takes {signature}"
+        )
+    advice = ": pass dataloader or batches as well" if _takes(loss, 2) else ""
+    raise TypeError(f"{rule} alone, this one takes {signature}{advice}")
+
+
+def _takes(function: Callable[..., Any], count: int) -> bool:
+    """Whether the function can be called with so many arguments, as far as one can know."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except ValueError:  # it has no signature
+        return True
+    except TypeError:
+        return False
+    return True
+
+
+def _no_arguments(batch: Any) -> str | None:
+    """What is wrong with a batch that the model is to be called with."""
+    if isinstance(batch, Mapping):
+        return None
+    of = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+    return (
+        f"is a {type(batch).__name__}{of}: without a loss it must be a dict, for model(**batch).loss; "
+        "pass for example loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1])"
+    )
+
+
+def own_loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+    """The loss that a model of `transformers` computes itself."""
+    output = model(**batch)
+    value: Tensor | None = (
+        output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    )
+    if value is None:
+        raise ValueError(
+            f"the model computed no loss from {', '.join(batch)}: the batch needs labels, "
+            "or discovery a loss(model, batch)"
+        )
+    return value
 
 
 def _output_tensor(output: Any) -> Tensor | None:

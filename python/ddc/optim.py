@@ -8,7 +8,7 @@ change.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Self
 
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from ddc import _C
 from ddc._model import check_whole, plain_name
-from ddc.discovery import Loss, discover
+from ddc.discovery import BatchLoss, Loss, discover
 from ddc.symmetry import SymmetryGroup
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
@@ -50,20 +50,35 @@ class Lifted(Optimizer):
 
     @classmethod
     def from_model(
-        cls, model: nn.Module, loss: Loss, *, verbose: bool = False, **options: Any
+        cls,
+        model: nn.Module,
+        loss: Loss | BatchLoss | None = None,
+        *,
+        dataloader: Iterable[Any] | None = None,
+        batches: Sequence[Any] | None = None,
+        max_batches: int = 8,
+        verbose: bool = False,
+        **options: Any,
     ) -> Self:
         """Discover the symmetries of a model and construct the optimizer that respects them.
 
         Parameters
         ----------
-        model, loss
+        model, loss, dataloader, batches, max_batches
             As for :func:`ddc.discover`.
         verbose : bool
             Print the group.
         **options
             Of the optimizer.
         """
-        group = discover(model, loss, verbose=verbose)
+        group = discover(
+            model,
+            loss,
+            dataloader=dataloader,
+            batches=batches,
+            max_batches=max_batches,
+            verbose=verbose,
+        )
         if verbose:
             print(group)
         return cls(model.named_parameters(), group, **options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -118,15 +118,23 @@ class SymmetryGroup:
         return SymmetryGroup(self._core.keep([g.name for g in self.gauges if wanted(g)]))
 
     def verify(
-        self, model: nn.Module, loss: Callable[[nn.Module], Tensor], seed: int = 0
+        self,
+        model: nn.Module,
+        loss: Callable[..., Tensor] | None = None,
+        seed: int = 0,
+        *,
+        dataloader: Iterable[Any] | None = None,
+        batches: Sequence[Any] | None = None,
+        max_batches: int = 8,
     ) -> _C.Verdict:
         """Try all gauges at once on a model: random elements must not change the loss.
 
-        For a group that was loaded: whether it still is a symmetry of this model.
+        For a group that was loaded: whether it still is a symmetry of this model. All arguments are
+        those of :func:`ddc.discover`.
         """
         from ddc.discovery import Evaluation
 
-        with Evaluation(model, loss) as evaluate:
+        with Evaluation(model, loss, dataloader, batches, max_batches) as evaluate:
             self._core.check(evaluate.parameters)
             return self._core.gate(evaluate.parameters, evaluate, seed)
 
