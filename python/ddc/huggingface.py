@@ -1,24 +1,103 @@
 """Models and the Trainer of Hugging Face's `transformers`, which is imported only when it is used.
 
->>> group = ddc.discover(model, ddc.huggingface.loss_fn(batches))                  # doctest: +SKIP
->>> optimizer = ddc.huggingface.optimizer(model, args, group)                      # doctest: +SKIP
->>> Trainer(model, args, train_dataset=data, optimizers=(optimizer, None)).train() # doctest: +SKIP
+>>> trainer = Trainer(model, args, train_dataset=data)                             # doctest: +SKIP
+>>> group = ddc.huggingface.discover(trainer)                                      # doctest: +SKIP
+>>> trainer.optimizer = ddc.huggingface.optimizer(model, args, group)              # doctest: +SKIP
+>>> trainer.train()                                                                # doctest: +SKIP
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ddc import discovery
+from ddc._batches import Named
 from ddc.discovery import Loss
 from ddc.optim import DDCAdam
 from ddc.symmetry import SymmetryGroup
 
 Batch = Mapping[str, Tensor]
+
+
+def discover(trainer: Any, *, max_batches: int = 8, **options: Any) -> SymmetryGroup:
+    """Find the symmetries of a Trainer's model under the loss that the Trainer computes.
+
+    Parameters
+    ----------
+    trainer : transformers.Trainer
+        Batches are of its ``get_train_dataloader()``, made by its data collator. The loss is its
+        ``compute_loss``, with label smoothing and a ``compute_loss_func`` if it has them. Neither
+        autocast nor gradient accumulation plays a part. The model is looked at in train mode, as the
+        Trainer trains it, and is back in its own mode afterwards.
+    max_batches : int
+        How many batches to take.
+    **options
+        Of :func:`ddc.discover`.
+
+    Returns
+    -------
+    SymmetryGroup
+
+    Notes
+    -----
+    In train mode dropout is on. It masks single coordinates, so a rotation of what it masks is no
+    symmetry, and is refused. Set dropout to zero in the model's config for those.
+
+    The Trainer is left as it was: it trains on the same batches in the same order as without.
+
+    Examples
+    --------
+    >>> group = ddc.huggingface.discover(trainer)                                   # doctest: +SKIP
+    >>> trainer.optimizer = ddc.huggingface.optimizer(model, args, group)           # doctest: +SKIP
+    """
+    from transformers import Trainer
+
+    if not isinstance(trainer, Trainer):
+        raise TypeError(f"trainer must be a transformers.Trainer, is {type(trainer).__name__}")
+    model = trainer.model
+    if model is None:
+        raise ValueError("trainer has no model")
+
+    def start() -> Iterator[Any]:
+        loader = trainer.get_train_dataloader()
+        device = next(model.parameters()).device
+        try:
+            for batch in loader:
+                # Here, where all ranks are: the count may be summed over them.
+                (batch,), items = trainer.get_batch_samples(iter([batch]), 1, device)
+                yield batch, items
+        finally:
+            # What accelerate prepared is known to it as the one in use until its last batch.
+            if hasattr(loader, "end"):
+                loader.end()
+
+    def loss(model: nn.Module, drawn: tuple[Any, Any]) -> Tensor:
+        batch, items = drawn
+        value = trainer.compute_loss(model, batch, num_items_in_batch=items)
+        return value[0] if isinstance(value, tuple) else value
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.train()
+    try:
+        group = discovery.discover(
+            model,
+            loss,
+            dataloader=Named("the Trainer's train dataloader", start),
+            max_batches=max_batches,
+            **options,
+        )
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if not all(mode for _, mode in modes):
+        note = "the model was in train mode for discovery, as the Trainer trains it"
+        group = discovery.with_notes(group, [note])
+    return group
 
 
 def loss_fn(batch: Batch | Sequence[Batch]) -> Loss:
@@ -44,9 +123,10 @@ def loss_fn(batch: Batch | Sequence[Batch]) -> Loss:
     Language models compute their loss (and some their norms) in float32, also when they are float64
     themselves. Discovery looks at float64 models in float64 throughout; training does not.
 
+    ``ddc.discover(model, dataloader=loader)`` does the same with the first batches of a loader.
+
     Examples
     --------
-    >>> batches = [batch for batch, _ in zip(loader, range(8))]          # doctest: +SKIP
     >>> group = ddc.discover(model, ddc.huggingface.loss_fn(batches))    # doctest: +SKIP
     """
     batches = [batch] if isinstance(batch, Mapping) else list(batch)
@@ -61,14 +141,7 @@ def loss_fn(batch: Batch | Sequence[Batch]) -> Loss:
     def loss(model: nn.Module) -> Tensor:
         drawn = batches[int(torch.randint(len(batches), ())) if len(batches) > 1 else 0]
         device = next(model.parameters()).device
-        value: Tensor | None = model(
-            **{name: tensor.to(device) for name, tensor in drawn.items()}
-        ).loss
-        if value is None:
-            raise ValueError(
-                f"the model computed no loss from {', '.join(drawn)}: the batch needs labels"
-            )
-        return value
+        return discovery.own_loss(model, {name: value.to(device) for name, value in drawn.items()})
 
     return loss
 

@@ -1,4 +1,4 @@
-"""Discovery with the data that people have: loaders, lists of batches."""
+"""Discovery with the data that people have: loaders, lists of batches, a Trainer."""
 
 import copy
 import itertools
@@ -467,6 +467,118 @@ def test_hooks_on_gradients_wait_until_discovery_is_over(trained):
         handle.remove()
     loss(trained, pairs(1)[0]).backward()
     assert weight.grad.any() and len(called) == 2
+
+
+# The Trainer of transformers
+
+
+def bert(dropout=0.0):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=13,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=10,
+        max_position_embeddings=6,
+        num_labels=3,
+        initializer_range=0.3,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=0.0,
+    )
+    model = transformers.BertForSequenceClassification(config).double()
+    model.bert.embeddings.requires_grad_(False)
+    model.bert.pooler.requires_grad_(False)
+    return model
+
+
+def trainer_of(model, path, **more):
+    import transformers
+
+    tokens = torch.randint(1, 13, (64, 6), generator=torch.Generator().manual_seed(1))
+    settings = dict(
+        output_dir=str(path),
+        per_device_train_batch_size=4,
+        max_steps=4,
+        logging_steps=1,
+        max_grad_norm=0.0,
+        learning_rate=1e-2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    function = more.pop("compute_loss_func", None)
+    return transformers.Trainer(
+        model=model,
+        args=transformers.TrainingArguments(**{**settings, **more}),
+        train_dataset=[{"input_ids": row, "labels": row[0] % 3} for row in tokens],
+        compute_loss_func=function,
+    )
+
+
+def history(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def test_a_trainer_gives_batches_and_loss_and_trains_as_if_nothing_had_happened(tmp_path):
+    from accelerate.state import GradientState
+
+    plain = trainer_of(bert(), tmp_path / "plain")
+    plain.train()
+    trainer = trainer_of(bert().eval(), tmp_path / "searched")
+    in_use = GradientState().dataloader_references
+    group = ddc.huggingface.discover(trainer)
+    assert GradientState().dataloader_references == in_use
+    assert {"CE row shift", "QK linear", "residual mean shift"} <= set(kinds(group))
+    assert group.notes[-3:] == [
+        "the loss was evaluated on 8 batches of 4 samples, taken from the Trainer's train dataloader",
+        "an iterator of the Trainer's train dataloader was advanced by 8 batches and dropped",
+        "the model was in train mode for discovery, as the Trainer trains it",
+    ]
+    assert not any(module.training for module in trainer.model.modules())
+    trainer.train()
+    assert len(history(plain)) == 4
+    assert history(trainer) == history(plain)
+
+
+def test_the_optimizer_can_be_handed_to_the_trainer_afterwards(tmp_path):
+    trainer = trainer_of(bert(), tmp_path)
+    group = ddc.huggingface.discover(trainer, max_batches=4)
+    trainer.optimizer = ddc.huggingface.optimizer(trainer.model, trainer.args, group)
+    trainer.train()
+    assert isinstance(trainer.optimizer.optimizer, ddc.DDCAdam)
+    assert trainer.optimizer.optimizer.group == group
+
+
+def squares(outputs, labels, num_items_in_batch=None):
+    return (F.one_hot(labels, 3) - outputs.logits).square().sum() / num_items_in_batch
+
+
+@pytest.mark.parametrize(
+    ("settings", "shifts"),
+    [
+        (dict(label_smoothing_factor=0.1), True),
+        (dict(compute_loss_func=squares), False),
+    ],
+)
+def test_the_loss_of_a_trainer_is_the_one_it_computes(tmp_path, settings, shifts):
+    trainer = trainer_of(bert(), tmp_path, **settings)
+    found = kinds(ddc.huggingface.discover(trainer, max_batches=4))
+    assert "QK linear" in found
+    assert ("CE row shift" in found) == shifts
+
+
+def test_the_trainers_model_is_looked_at_with_dropout(tmp_path):
+    trainer = trainer_of(bert(dropout=0.3).eval(), tmp_path)
+    found = kinds(ddc.huggingface.discover(trainer))
+    assert "QK linear" in found
+    assert "residual mean shift" not in found  # a mean that coordinates drop out of
+
+
+def test_what_is_no_trainer_is_refused():
+    with pytest.raises(TypeError, match=r"must be a transformers\.Trainer, is Sequential"):
+        ddc.huggingface.discover(mlp())
 
 
 # Several ranks
