@@ -64,14 +64,7 @@ class Classifier(lightning.LightningModule):
         return ddc.DDCAdam(self.named_parameters(), self.symmetries(), lr=self.hparams.lr)
 
     def symmetries(self) -> ddc.SymmetryGroup:
-        # Some batches to draw from: the same seed must give the same one, as an iterator would not.
-        batches = list(self.train_dataloader())[:8]
-
-        def loss(module: Classifier) -> Tensor:
-            drawn = batches[torch.randint(len(batches), ()).item()]
-            return module.loss([tensor.to(module.device) for tensor in drawn])
-
-        return ddc.discover(self, loss)
+        return ddc.lightning.discover(self)
 
 
 def trainer(epochs: int, **options: object) -> lightning.Trainer:

@@ -20,7 +20,7 @@ if torch.__version__.split("+")[0] != _C.torch_version:
         f"run: pip install torch=={_C.torch_version}"
     )
 
-from ddc import huggingface
+from ddc import huggingface, lightning
 from ddc.audit import Audit, audit
 from ddc.discovery import discover
 from ddc.optim import DDCAdam, DDCMuon, Lifted
@@ -38,4 +38,5 @@ __all__ = [
     "audit",
     "discover",
     "huggingface",
+    "lightning",
 ]

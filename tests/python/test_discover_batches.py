@@ -1,4 +1,4 @@
-"""Discovery with the data that people have: loaders, lists of batches, a Trainer."""
+"""Discovery with the data that people have: loaders, lists of batches, a Trainer, a LightningModule."""
 
 import copy
 import itertools
@@ -579,6 +579,173 @@ def test_the_trainers_model_is_looked_at_with_dropout(tmp_path):
 def test_what_is_no_trainer_is_refused():
     with pytest.raises(TypeError, match=r"must be a transformers\.Trainer, is Sequential"):
         ddc.huggingface.discover(mlp())
+
+
+# Lightning
+
+
+@pytest.fixture(scope="module")
+def lightning():
+    return pytest.importorskip("lightning")
+
+
+@pytest.fixture(scope="module")
+def classes(lightning):
+    """A module as people write them, and data for it."""
+    import torchmetrics
+
+    class Module(lightning.LightningModule):
+        def __init__(self, form="tensor"):
+            super().__init__()
+            self.net = mlp()
+            self.form = form
+            self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=4)
+            self.outputs = []
+            self.steps = 0
+            self.total = torch.zeros(())
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, inputs):
+            return self.net(inputs)
+
+        def training_step(self, batch, batch_idx):
+            inputs, targets = batch
+            logits = self(inputs)
+            value = F.cross_entropy(logits, targets)
+            self.outputs.append(value)
+            self.steps += 1
+            self.total += 1
+            self.seen += 1
+            self.accuracy(logits, targets)
+            self.log("loss", value, prog_bar=True)
+            self.log_dict({"accuracy": self.accuracy})
+            asked.add(batch_idx)
+            return {"tensor": value, "dict": {"loss": value, "logits": logits}, "none": None}[
+                self.form
+            ]
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters())
+
+    class Data(lightning.LightningDataModule):
+        def setup(self, stage):
+            assert stage == "fit"
+            self.data = samples(96)
+
+        def train_dataloader(self):
+            return DataLoader(self.data, batch_size=16, shuffle=True)
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return [batch[0] * 0, batch[1]] if getattr(self, "blind", False) else batch
+
+    asked = set()
+    return Module, Data, asked
+
+
+@pytest.mark.parametrize("form", ["tensor", "dict"])
+def test_the_loss_of_a_lightning_module_is_its_training_step(classes, form, recwarn):
+    Module, _, asked = classes
+    module = Module(form)
+    asked.clear()
+    group = ddc.lightning.discover(module, DataLoader(samples(96), batch_size=16))
+    assert kinds(group) == KINDS
+    assert group.notes == [
+        "the loss was evaluated on 6 batches of 16 samples, taken from dataloader (DataLoader), "
+        "which had no more",
+        "an iterator of dataloader (DataLoader) was advanced by 6 batches and dropped",
+    ]
+    assert asked == set(range(6))
+    assert not [warning for warning in recwarn if "self.log" in str(warning.message)]
+
+
+def test_what_a_training_step_keeps_is_taken_out_again(classes):
+    Module, _, _ = classes
+    module = Module()
+    module.outputs.append("before")
+    outputs = module.outputs
+    module.accuracy(torch.eye(4), torch.tensor([0, 1, 2, 0]))
+    ddc.lightning.discover(module, pairs(3))
+    assert module.outputs is outputs and outputs == ["before"]
+    assert module.steps == 0
+    assert module.seen == module.total == 0
+    assert module.accuracy.compute() == 0.75
+    assert "log" not in vars(module)
+
+
+def test_batches_of_a_data_module_go_through_its_hooks(classes):
+    Module, Data, _ = classes
+    group = ddc.lightning.discover(Module(), datamodule=Data(), max_batches=3)
+    assert kinds(group) == KINDS
+    assert group.notes[0].endswith("3 batches of 16 samples, taken from train_dataloader() of Data")
+    blind = Data()
+    blind.blind = True
+    # Of inputs that are zero the first weight sees nothing.
+    assert ddc.lightning.discover(Module(), datamodule=blind).dimension > group.dimension
+
+
+@pytest.mark.parametrize("where", ["data module", "module"])
+def test_a_module_may_discover_where_it_configures_its_optimizer(
+    lightning, classes, where, tmp_path
+):
+    Module, Data, _ = classes
+
+    class Discovering(Module):
+        def configure_optimizers(self):
+            self.group = ddc.lightning.discover(self)
+            return ddc.DDCAdam(self.named_parameters(), self.group, lr=1e-2)
+
+    class WithData(Discovering):
+        def train_dataloader(self):
+            return DataLoader(samples(96), batch_size=16)
+
+    module = WithData() if where == "module" else Discovering()
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+    )
+    trainer.fit(module, **({} if where == "module" else {"datamodule": Data()}))
+    assert kinds(module.group) == KINDS
+    assert module.steps == 6
+    assert isinstance(module.optimizers().optimizer, ddc.DDCAdam)
+    assert "accuracy" in trainer.callback_metrics
+
+
+def test_lightning_modules_that_will_not_do_are_refused(classes):
+    Module, Data, _ = classes
+    loader = pairs(2)
+    with pytest.raises(TypeError, match="a LightningModule, is Sequential; ddc.discover takes any"):
+        ddc.lightning.discover(mlp(), loader)
+    with pytest.raises(TypeError, match="both given"):
+        ddc.lightning.discover(Module(), loader, datamodule=Data())
+    with pytest.raises(TypeError, match="Module has no train_dataloader of its own"):
+        ddc.lightning.discover(Module())
+    with pytest.raises(TypeError, match="datamodule must have a train_dataloader, is TensorData"):
+        ddc.lightning.discover(Module(), datamodule=samples(3))
+    with pytest.raises(TypeError, match="dataloader is a dict of 2 loaders"):
+        loaders = {name: DataLoader(samples(8)) for name in "ab"}
+        ddc.lightning.discover(Module(), loaders)
+    with pytest.raises(TypeError, match="dict with 'loss', returned NoneType"):
+        ddc.lightning.discover(Module("none"), loader)
+    manual = Module()
+    manual.automatic_optimization = False
+    with pytest.raises(ValueError, match="automatic_optimization is False"):
+        ddc.lightning.discover(manual, loader)
+    iterator = iter(pairs(4))
+    ddc.lightning.discover(Module(), iterator, max_batches=3)
+    assert len(list(iterator)) == 1
+
+
+def test_importing_ddc_imports_neither_lightning_nor_transformers():
+    code = (
+        "import sys, ddc; ddc.lightning.discover, ddc.huggingface.discover; "
+        "sys.exit(any(name in sys.modules for name in ('lightning', 'transformers')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 # Several ranks
