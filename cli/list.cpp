@@ -22,16 +22,19 @@ namespace {
 
 using namespace experiments;  // NOLINT: the command is about nothing else
 
-struct Settings {
+struct ListOptions {
   std::string kind;
   std::string name;
   bool json = false;
 };
 
-Json described(const std::vector<SettingHelp>& settings) {
+Json described(const experiments::Settings& settings) {
   Json list = Json::array();
   for (const auto& setting : settings) {
-    list.push_back({{"name", setting.name}, {"default", setting.initial}, {"help", setting.help}});
+    list.push_back({{"name", setting.name()},
+                    {"default", setting.initial},
+                    {"values", setting.option.rule()},
+                    {"help", setting.option.help()}});
   }
   return list;
 }
@@ -163,7 +166,7 @@ void print(const Json& entry) {
   }
 }
 
-void run(const Settings& settings) {
+void run(const ListOptions& settings) {
   if (settings.kind.empty()) {
     Json everything;
     for (const auto& kind : kinds()) {
@@ -192,7 +195,7 @@ void run(const Settings& settings) {
 void add_list(CLI::App& app) {
   auto* command = app.add_subcommand(
       "list", "list testbeds, optimizers, experiments and models, or describe one of them");
-  const auto settings = std::make_shared<Settings>();
+  const auto settings = std::make_shared<ListOptions>();
   command->add_option("KIND", settings->kind, "testbeds, optimizers, experiments or models")
       ->check(known("kind", {"testbeds", "optimizers", "experiments", "models"}, "ddc list"));
   command->add_option("NAME", settings->name, "describe this one, with its settings");

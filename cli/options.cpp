@@ -34,7 +34,7 @@ CLI::Validator known(const std::string& kind, std::vector<std::string> names,
                      const std::string& where) {
   const auto check = [kind, names = std::move(names), where](const std::string& name) {
     if (std::find(names.begin(), names.end(), name) != names.end()) return std::string();
-    return experiments::unknown(kind, name, names).append(" (").append(where).append(")");
+    return unknown(kind, name, names).append(" (").append(where).append(")");
   };
   return {check, "", kind};
 }

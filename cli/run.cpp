@@ -65,10 +65,16 @@ void follow(pid_t parent) {
   if (getppid() != parent) std::raise(SIGTERM);
 }
 
-const SettingHelp* find_setting(const std::vector<SettingHelp>& settings, const std::string& name) {
+const Setting* find_setting(const experiments::Settings& settings, const std::string& name) {
   const auto found = std::find_if(settings.begin(), settings.end(),
-                                  [&](const SettingHelp& setting) { return setting.name == name; });
+                                  [&](const Setting& setting) { return setting.name() == name; });
   return found == settings.end() ? nullptr : &*found;
+}
+
+std::vector<std::string> names_of_settings(const experiments::Settings& settings) {
+  std::vector<std::string> names;
+  for (const auto& setting : settings) names.push_back(setting.name());
+  return names;
 }
 
 bool starts_with(const std::string& text, const std::string& prefix, std::string& rest) {
@@ -97,8 +103,8 @@ void apply_setting(RunConfig& config, const std::string& given, const std::strin
   } else if (of_optimizer != nullptr) {
     config.optimizer_settings[name] = parse_setting(*of_optimizer, value);
   } else {
-    auto names = names_of(testbed.settings);
-    for (auto& other : names_of(optimizer.settings)) names.push_back(std::move(other));
+    auto names = names_of_settings(testbed.settings);
+    for (auto& other : names_of_settings(optimizer.settings)) names.push_back(std::move(other));
     throw CLI::ValidationError("--set", unknown("setting", name, names) + " (ddc list testbeds " +
                                             testbed.name + ", ddc list optimizers " +
                                             optimizer.name + ")");

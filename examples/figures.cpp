@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "ddc/gauge/attention.h"
-#include "ddc/optim/ddc_bases.h"
+#include "ddc/optim/sgd.h"
+#include "ddc/optim/shampoo.h"
+#include "ddc/optim/soap.h"
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/diagonal_network.h"
 #include "ddc/testbeds/runs.h"
@@ -21,8 +23,8 @@ namespace {
 
 using namespace ddc::testbeds;
 
-OptimizerMaker adam(double lr, double weight_decay) {
-  return ddc_adam(ddc::DDCAdamOptions(lr).weight_decay(weight_decay));
+OptimizerMaker adam(double lr, double weight_decay, const ddc::Treatments& treatments = {}) {
+  return ddc_adam({.lr = lr, .weight_decay = weight_decay}, treatments);
 }
 
 struct Spread {
@@ -64,14 +66,14 @@ void print_equivariance() {
   const double lr = 1e-2;
   const std::vector<std::pair<std::string, OptimizerMaker>> optimizers = {
       {"AdamW", adamw(lr, 0.01)},
-      {"Muon", muon(ddc::MuonOptions(lr), lr, 0.01)},
+      {"Muon", muon({.lr = lr, .method = ddc::PolarMethod::newton_schulz},
+                    {.lr = lr, .weight_decay = 0.01})},
       {"DDCAdam", adam(lr, 0.01)},
-      {"DDCMuon, exact", ddc_muon(ddc::DDCMuonOptions(lr).adam_lr(lr))},
-      {"DDCMuon, fast",
-       ddc_muon(ddc::DDCMuonOptions(lr).adam_lr(lr).method(ddc::PolarMethod::fast))},
-      {"DDCSgd", lifted<ddc::SgdRule>({.settings = {.lr = lr, .momentum = 0.9}})},
-      {"DDCShampoo", lifted<ddc::ShampooRule>({.settings = {.lr = lr}})},
-      {"DDCSoap", lifted<ddc::SoapRule>({.settings = {.lr = lr}})}};
+      {"DDCMuon, exact", ddc_muon({.lr = lr}, {.lr = lr})},
+      {"DDCMuon, fast", ddc_muon({.lr = lr, .method = ddc::PolarMethod::fast}, {.lr = lr})},
+      {"DDCSgd", lifted<ddc::SgdRule>({.lr = lr, .momentum = 0.9})},
+      {"DDCShampoo", lifted<ddc::ShampooRule>({.lr = lr})},
+      {"DDCSoap", lifted<ddc::SoapRule>({.lr = lr})}};
   std::printf("| |");
   for (const auto& bed : beds) {
     const auto params = bed.init(1, at::kDouble);
@@ -121,8 +123,7 @@ void print_rotations() {
   };
   print("AdamW", adamw(1e-2, 0.01));
   print("DDCAdam", adam(1e-2, 0.01));
-  for (auto& gauge : gauges) gauge.procrustes = true;
-  print("DDCAdam, Procrustes lift", adam(1e-2, 0.01));
+  print("DDCAdam, Procrustes lift", adam(1e-2, 0.01, ddc::Treatment{.procrustes = true}));
 }
 
 void print_drift() {

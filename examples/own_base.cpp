@@ -6,35 +6,39 @@
 
 #include <cstdio>
 
-#include "ddc/optim/lifted_rule.h"
+#include "ddc/optim/lifted.h"
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/runs.h"
 
 struct SignMomentum {
   static constexpr const char* name = "SignMomentum";
-  struct Settings {
+  struct Options {
     double lr = 1e-3;
     double momentum = 0.9;
+    double weight_decay = 0;
+    bool maximize = false;
+
+    ddc::OptionList options() {
+      return {{"lr", lr, "learning rate", ddc::at_least(0)},
+              {"momentum", momentum, "decay of the average", ddc::fraction()},
+              {"weight_decay", weight_decay, "decoupled weight decay", ddc::at_least(0)},
+              {"maximize", maximize, "ascend"}};
+    }
   };
   struct State {
     at::Tensor average;
+
+    ddc::StateTensors tensors() { return {{"average", &average}}; }
   };
-  template <class Visit>
-  static void options(Settings& settings, Visit&& visit) {
-    visit("lr", settings.lr);
-    visit("momentum", settings.momentum);
-  }
-  template <class Visit>
-  static void tensors(State& state, Visit&& visit) {
-    visit("average", state.average);
+  static State init(const ddc::TensorView& view, const Options& /*options*/) {
+    return {view.zeros()};
   }
   static at::Tensor step(const at::Tensor& gradient, int64_t /*step*/,
-                         const ddc::TensorView& /*view*/, State& state, const Settings& settings) {
-    if (!state.average.defined()) state.average = at::zeros_like(gradient);
-    state.average.lerp_(gradient, 1 - settings.momentum);
+                         const ddc::TensorView& /*view*/, State& state, const Options& options) {
+    state.average.lerp_(gradient, 1 - options.momentum);
     // A sign makes full steps of rounding errors, so what is next to nothing is left alone.
     const auto smallest = state.average.abs().max() * 1e-7;
-    return at::where(state.average.abs() > smallest, state.average.sign(), 0.0) * -settings.lr;
+    return at::where(state.average.abs() > smallest, state.average.sign(), 0.0) * -options.lr;
   }
 };
 
@@ -45,8 +49,7 @@ int main() {
   const auto lifted = [](std::vector<ddc::Gauge> bound) {
     return [bound](const ddc::Parameters& params, const std::vector<ddc::Gauge>&) {
       return std::make_unique<ddc::Lifted<SignMomentum>>(
-          params, bound,
-          ddc::RuleOptions<SignMomentum>{.settings = {.lr = 1e-3}, .weight_decay = 0.01});
+          params, bound, SignMomentum::Options{.lr = 1e-3, .weight_decay = 0.01});
     };
   };
   std::printf("%s, two copies related by a random element of its %zu gauges, after 50 steps\n",

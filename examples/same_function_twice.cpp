@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "ddc/gauge/action.h"
-#include "ddc/optim/ddc_adam.h"
+#include "ddc/optim/adam.h"
 #include "ddc/testbeds/modular_addition.h"
 #include "ddc/testbeds/runs.h"
 
@@ -125,8 +125,7 @@ int main(int argc, char** argv) {
         train("AdamW", *start, ddc::testbeds::adamw(settings.lr, settings.weight_decay)));
     ddcadam.push_back(
         train("DDCAdam", *start,
-              ddc::testbeds::ddc_adam(
-                  ddc::DDCAdamOptions(settings.lr).weight_decay(settings.weight_decay))));
+              ddc::testbeds::ddc_adam({.lr = settings.lr, .weight_decay = settings.weight_decay})));
     result["adamw"].push_back(adamw.back().losses);
     result["ddcadam"].push_back(ddcadam.back().losses);
   }

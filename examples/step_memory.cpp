@@ -70,8 +70,8 @@ void run(const std::vector<std::string>& names, const Sizes& sizes) {
                                         .vocabulary = 2 * sizes.d_model,
                                         .batch_size = 2,
                                         .norm_eps = 1e-5});
-    const auto adam = ddc_adam(ddc::DDCAdamOptions(1e-3));
-    const auto muon = ddc_muon(ddc::DDCMuonOptions(1e-2));
+    const auto adam = ddc_adam({.lr = 1e-3});
+    const auto muon = ddc_muon({.lr = 1e-2});
     measure(entry, "AdamW", adamw(1e-3, 0.01), false);
     measure(entry, "DDCAdam, no gauges", adam, false);
     measure(entry, "DDCAdam, all gauges", adam, true);

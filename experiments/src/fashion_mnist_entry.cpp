@@ -3,19 +3,18 @@
 
 namespace ddc::testbeds {
 
-template <class Visit>
-void visit_settings(FashionMnistOptions& options, Visit&& visit) {
-  visit("data", options.data, "the folder of the idx.gz files");
-  visit("train_samples", options.train_samples, "images to train on; 0: all");
-  visit("validation_samples", options.validation_samples, "images to validate on; 0: all");
-  visit("batch_size", options.batch_size, "images per batch");
-  visit("patch", options.patch, "pixels that a side of a patch has");
-  visit("d_model", options.d_model, "width of the residual stream");
-  visit("heads", options.heads, "number of attention heads");
-  visit("d_ff", options.d_ff, "number of hidden units");
-  visit("layers", options.layers, "number of layers");
-  visit("observed_samples", options.observed_samples, "training images that are looked at");
-  visit("gauge_set", options.gauges, "abelian, rotations or full");
+OptionList options_of(FashionMnistOptions& options) {
+  return {{"data", options.data, "the folder of the idx.gz files"},
+          {"train_samples", options.train_samples, "images to train on; 0: all"},
+          {"validation_samples", options.validation_samples, "images to validate on; 0: all"},
+          {"batch_size", options.batch_size, "images per batch"},
+          {"patch", options.patch, "pixels that a side of a patch has"},
+          {"d_model", options.d_model, "width of the residual stream"},
+          {"heads", options.heads, "number of attention heads"},
+          {"d_ff", options.d_ff, "number of hidden units"},
+          {"layers", options.layers, "number of layers"},
+          {"observed_samples", options.observed_samples, "training images that are looked at"},
+          {"gauge_set", options.gauges, "gauges of the network"}};
 }
 
 }  // namespace ddc::testbeds

@@ -3,20 +3,20 @@
 
 namespace ddc::testbeds {
 
-template <class Visit>
-void visit_settings(LanguageModelOptions& options, Visit&& visit) {
-  visit("text", options.text, "a file; empty: Debian's King James text");
-  visit("train_characters", options.train_characters, "bytes to train on; 0: all not held out");
-  visit("validation_fraction", options.validation_fraction, "share of the text that is held out");
-  visit("sequence", options.sequence, "bytes that a window of the text has");
-  visit("batch_size", options.batch_size, "windows per batch");
-  visit("d_model", options.d_model, "width of the residual stream");
-  visit("heads", options.heads, "number of attention heads");
-  visit("kv_heads", options.kv_heads, "number of key and value heads");
-  visit("d_ff", options.d_ff, "number of hidden units");
-  visit("layers", options.layers, "number of layers");
-  visit("observed_windows", options.observed_windows, "windows that are looked at");
-  visit("gauge_set", options.gauges, "abelian, rotations or full");
+OptionList options_of(LanguageModelOptions& options) {
+  return {
+      {"text", options.text, "a file; empty: Debian's King James text"},
+      {"train_characters", options.train_characters, "bytes to train on; 0: all not held out"},
+      {"validation_fraction", options.validation_fraction, "share of the text that is held out"},
+      {"sequence", options.sequence, "bytes that a window of the text has"},
+      {"batch_size", options.batch_size, "windows per batch"},
+      {"d_model", options.d_model, "width of the residual stream"},
+      {"heads", options.heads, "number of attention heads"},
+      {"kv_heads", options.kv_heads, "number of key and value heads"},
+      {"d_ff", options.d_ff, "number of hidden units"},
+      {"layers", options.layers, "number of layers"},
+      {"observed_windows", options.observed_windows, "windows that are looked at"},
+      {"gauge_set", options.gauges, "abelian, rotations or full"}};
 }
 
 }  // namespace ddc::testbeds

@@ -1,15 +1,16 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <initializer_list>
+#include <cctype>
+#include <map>
 #include <set>
 #include <sstream>
 #include <utility>
 
 #include "ddc/experiments/catalogue.h"
-#include "ddc/optim/ddc_adam.h"
-#include "ddc/optim/ddc_bases.h"
-#include "ddc/optim/ddc_muon.h"
+#include "ddc/optim/muon.h"
+#include "ddc/optim/recipe.h"
+#include "ddc/optim/registry.h"
 #include "ddc/testbeds/runs.h"
 #include "find_entry.h"
 #include "masked_muon.h"
@@ -17,129 +18,63 @@
 namespace ddc::experiments {
 namespace {
 
-/// Which gauges are bound, and how.
+using torch::optim::OptimizerParamGroup;
+
+/// Which gauges are bound, and how, beside the options of a treatment.
 struct GaugeOptions {
   std::string gauges = "all";
-  std::string coordinates = "default";
-  std::string radial = "linear";
-  std::string vertical = "frozen";
-  std::string second_moment = "transported";
+  std::string recipe = "default";
+  std::string by_kind;
+
+  OptionList options() {
+    return {
+        {"gauges", gauges, "all, none, or kinds of gauges separated by commas"},
+        {"recipe", recipe, "named set of gauges, treatments and options: default or paper"},
+        {"by_kind", by_kind, "treatments by kind, as KIND: OPTION=VALUE, OPTION=VALUE; KIND: ..."}};
+  }
 };
 
-template <class Visit>
-void visit_settings(GaugeOptions& options, Visit&& visit) {
-  visit("gauges", options.gauges, "all, none, or kinds of gauges separated by commas");
-  visit("coordinates", options.coordinates, "default, folded, balanced, standard or polar");
-  visit("radial", options.radial, "of polar coordinates: linear or log");
-  visit("vertical", options.vertical, "frozen, sgd or adam");
-  visit("second_moment", options.second_moment,
-        "of rotations: transported, body_frame, body_frame_topk, per_head_scalar, "
-        "per_head_matrix or none");
-}
+/// What is said of single tensors, and what Muon leaves to Adam.
+struct TensorOptions {
+  std::string tensor_decay;
 
-struct AdamOptions {
-  double lr = 1e-3;
-  double weight_decay = 1e-2;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
+  OptionList options() {
+    return {{"tensor_decay", tensor_decay,
+             "weight decay of single tensors, as NAME=VALUE separated by commas"}};
+  }
 };
-
-template <class Visit>
-void visit_settings(AdamOptions& options, Visit&& visit) {
-  visit("lr", options.lr, "learning rate");
-  visit("weight_decay", options.weight_decay, "decoupled weight decay");
-  visit("beta1", options.beta1, "of the first moment");
-  visit("beta2", options.beta2, "of the second moment");
-  visit("eps", options.eps, "added to the root of the second moment");
-}
-
-struct MuonSettings {
-  double lr = 0.02;
-  double weight_decay = 0.1;
-  double momentum = 0.95;
-  bool nesterov = true;
-  std::string method = "exact";
-  std::string scale = "original";
+struct AdamPartOptions {
   double adam_lr = 1e-3;
   double adam_weight_decay = 0.1;
   bool adam_embeddings = true;
-};
 
-template <class Visit>
-void visit_settings(MuonSettings& options, Visit&& visit) {
-  visit("lr", options.lr, "learning rate of matrices");
-  visit("weight_decay", options.weight_decay, "decoupled weight decay of matrices");
-  visit("momentum", options.momentum, "of the moving average");
-  visit("nesterov", options.nesterov, "look ahead");
-  visit("method", options.method, "of the polar factor: exact, fast, sharpen or newton_schulz");
-  visit("scale", options.scale, "of the update: original, match_rms_adamw or frobenius");
-  visit("adam_lr", options.adam_lr, "learning rate of what Adam steps: vectors, embeddings");
-  visit("adam_weight_decay", options.adam_weight_decay, "weight decay of what Adam steps");
-  visit("adam_embeddings", options.adam_embeddings,
-        "step embeddings and the unembedding by Adam, not only vectors");
-}
-
-/// Textbook Muon: Newton-Schulz.
-struct PlainMuonSettings : MuonSettings {
-  PlainMuonSettings() { method = "newton_schulz"; }
-};
-
-struct MaskedMuonSettings : PlainMuonSettings {
-  double threshold = MaskedMuonRule::Settings{}.threshold;
-};
-
-template <class Visit>
-void visit_settings(MaskedMuonSettings& options, Visit&& visit) {
-  visit_settings(static_cast<MuonSettings&>(options), visit);
-  visit("threshold", options.threshold,
-        "singular directions below this share of the largest are masked");
-}
-
-struct SgdOptions {
-  double lr = 0.1;
-  double weight_decay = 0;
-  double momentum = 0;
-  bool nesterov = false;
-};
-
-template <class Visit>
-void visit_settings(SgdOptions& options, Visit&& visit) {
-  visit("lr", options.lr, "learning rate");
-  visit("weight_decay", options.weight_decay, "decoupled weight decay");
-  visit("momentum", options.momentum, "of the sum of gradients");
-  visit("nesterov", options.nesterov, "look ahead");
-}
-
-/// Shampoo and SOAP, with the rest of their settings as they are.
-template <class Rule>
-struct LiftedSettings {
-  double lr = typename Rule::Settings{}.lr;
-  double weight_decay = 0.01;
-};
-
-template <class Rule, class Visit>
-void visit_settings(LiftedSettings<Rule>& options, Visit&& visit) {
-  visit("lr", options.lr, "learning rate");
-  visit("weight_decay", options.weight_decay, "decoupled weight decay");
-}
-
-template <class Enum>
-Enum chosen(const char* setting, const std::string& text, std::initializer_list<Enum> choices) {
-  std::ostringstream names;
-  for (const auto choice : choices) {
-    if (text == to_string(choice)) return choice;
-    names << (names.tellp() > 0 ? ", " : "") << to_string(choice);
+  OptionList options() {
+    return {
+        {"adam_lr", adam_lr, "learning rate of what Adam steps: vectors, embeddings", at_least(0)},
+        {"adam_weight_decay", adam_weight_decay, "weight decay of what Adam steps", at_least(0)},
+        {"adam_embeddings", adam_embeddings,
+         "step embeddings and the unembedding by Adam, not only vectors"}};
   }
-  TORCH_CHECK_VALUE(false, "setting ", setting, " must be one of ", names.str(), ", got '", text,
-                    "'");
-}
+};
 
-std::vector<std::string> split(const std::string& text) {
+std::vector<std::string> split(const std::string& text, char at) {
   std::vector<std::string> parts;
   std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  for (std::string part; std::getline(stream, part, at);) {
+    const auto first = part.find_first_not_of(' ');
+    if (first == std::string::npos) continue;
+    parts.push_back(part.substr(first, part.find_last_not_of(' ') + 1 - first));
+  }
   return parts;
+}
+
+/// "NAME=VALUE" in two.
+std::pair<std::string, std::string> assignment(const std::string& setting,
+                                               const std::string& text) {
+  const auto equals = text.find('=');
+  TORCH_CHECK_VALUE(equals != std::string::npos && equals > 0, "setting ", setting,
+                    " must be of the form NAME=VALUE, got '", text, "'");
+  return {text.substr(0, equals), text.substr(equals + 1)};
 }
 
 std::vector<Gauge> of_kinds(std::vector<Gauge> gauges, const std::string& kinds) {
@@ -147,7 +82,7 @@ std::vector<Gauge> of_kinds(std::vector<Gauge> gauges, const std::string& kinds)
   if (kinds == "none") return {};
   std::set<std::string> known;
   for (const auto& gauge : gauges) known.insert(gauge.kind);
-  const auto wanted = split(kinds);
+  const auto wanted = split(kinds, ',');
   for (const auto& kind : wanted) {
     TORCH_CHECK_VALUE(known.contains(kind), "setting gauges: ",
                       unknown("kind of gauge of this testbed", kind, {known.begin(), known.end()}));
@@ -158,137 +93,171 @@ std::vector<Gauge> of_kinds(std::vector<Gauge> gauges, const std::string& kinds)
   return gauges;
 }
 
-std::vector<Gauge> bound(const GaugeOptions& options, std::vector<Gauge> gauges) {
-  gauges = of_kinds(std::move(gauges), options.gauges);
-  const auto radial = chosen("radial", options.radial, {Radial::linear, Radial::log});
-  const auto vertical =
-      chosen("vertical", options.vertical, {Vertical::frozen, Vertical::sgd, Vertical::adam});
-  const auto second_moment =
-      chosen("second_moment", options.second_moment,
-             {SecondMoment::transported, SecondMoment::body_frame, SecondMoment::body_frame_topk,
-              SecondMoment::per_head_scalar, SecondMoment::per_head_matrix, SecondMoment::none});
-  if (options.coordinates != "default") {
-    gauges = with(std::move(gauges), chosen("coordinates", options.coordinates,
-                                            {Coordinates::folded, Coordinates::balanced,
-                                             Coordinates::standard, Coordinates::polar}));
+/// What settings ask for on top of a recipe: whatever is not the default.
+void add_treatments_(Treatments& treatments, const Json& settings) {
+  Treatment given;
+  assign(given.options(), settings);
+  const auto defaults = values_of(Treatment{});
+  for (const auto& [option, value] : values_of(given)) {
+    if (value != defaults.at(option)) treatments.set(option, value);
   }
-  for (auto& gauge : gauges) {
-    gauge.radial = radial;
-    gauge.vertical = vertical;
-    gauge.second_moment = second_moment;
+  Treatment declared;
+  const auto options = declared.options();
+  for (const auto& kind : split(options_from<GaugeOptions>(settings).by_kind, ';')) {
+    const auto colon = kind.find(':');
+    TORCH_CHECK_VALUE(colon != std::string::npos, "setting by_kind must be of the form ",
+                      "KIND: OPTION=VALUE, got '", kind, "'");
+    for (const auto& each : split(kind.substr(colon + 1), ',')) {
+      const auto [name, text] = assignment("by_kind", each);
+      const auto* option = options.find(name);
+      treatments.set(name, option == nullptr ? OptionValue(text) : option->parsed(text),
+                     kind.substr(0, colon));
+    }
   }
-  return gauges;
 }
 
-std::unique_ptr<LiftedOptimizer> make_adam(const AdamOptions& options, const Parameters& params,
-                                           std::vector<Gauge> gauges) {
-  return std::make_unique<DDCAdam>(params, std::move(gauges),
-                                   DDCAdamOptions(options.lr)
-                                       .weight_decay(options.weight_decay)
-                                       .betas({options.beta1, options.beta2})
-                                       .eps(options.eps));
+Recipe prepared(const Json& settings, const std::string& rule, std::vector<Gauge> gauges) {
+  const auto options = options_from<GaugeOptions>(settings);
+  auto result = recipe(options.recipe, rule, of_kinds(std::move(gauges), options.gauges));
+  add_treatments_(result.treatments, settings);
+  return result;
 }
 
-PolarMethod method_of(const MuonSettings& options) {
-  return chosen(
-      "method", options.method,
-      {PolarMethod::exact, PolarMethod::fast, PolarMethod::sharpen, PolarMethod::newton_schulz});
+/// Puts tensors that have a decay of their own into param groups of their own.
+std::vector<OptimizerParamGroup> with_tensor_decay(std::vector<OptimizerParamGroup> groups,
+                                                   const Parameters& params, const Json& settings) {
+  std::vector<OptimizerParamGroup> apart;
+  for (const auto& each : split(options_from<TensorOptions>(settings).tensor_decay, ',')) {
+    const auto [name, text] = assignment("tensor_decay", each);
+    TORCH_CHECK_VALUE(params.contains(name), "setting tensor_decay: no parameter is called '", name,
+                      "'");
+    const auto& tensor = params[name].tensor;
+    for (auto& group : groups) {
+      auto& members = group.params();
+      const auto found = std::find_if(members.begin(), members.end(),
+                                      [&](const auto& other) { return other.is_same(tensor); });
+      if (found == members.end()) continue;
+      members.erase(found);
+      auto options = group.options().clone();
+      const auto list = dynamic_cast<LiftedOptions&>(*options).list();
+      const auto* decay = list.find("weight_decay");
+      decay->set(decay->parsed(text));
+      apart.emplace_back(std::vector<at::Tensor>{tensor}, std::move(options));
+    }
+  }
+  std::erase_if(groups, [](const auto& group) { return group.params().empty(); });
+  for (auto& group : apart) groups.push_back(std::move(group));
+  return groups;
 }
 
-UpdateScale scale_of(const MuonSettings& options) {
-  return chosen("scale", options.scale,
-                {UpdateScale::original, UpdateScale::match_rms_adamw, UpdateScale::frobenius});
+/// Options of a rule with the recipe's values, then those of the settings. `adam` is for the group that
+/// Adam steps.
+std::unique_ptr<LiftedOptions> options_with(const LiftedOptions& defaults, const Json& settings,
+                                            const OptionValues& from_recipe) {
+  auto clone = defaults.clone();
+  auto options = std::unique_ptr<LiftedOptions>(dynamic_cast<LiftedOptions*>(clone.release()));
+  assign(options->list(), settings);
+  options->list().assign(from_recipe);
+  return options;
 }
 
-std::vector<std::string> left_to_adam(const MuonSettings& options, const Parameters& params) {
-  return options.adam_embeddings ? testbeds::left_to_adam(params) : std::vector<std::string>{};
+/// One param group; for Muon a second one, of what Adam steps.
+std::vector<OptimizerParamGroup> groups_of(const LiftedOptions& options, const Json& settings,
+                                           const Parameters& params, bool muon) {
+  std::vector<OptimizerParamGroup> groups;
+  if (!muon) {
+    groups.emplace_back(params.tensors(), options.clone());
+    return groups;
+  }
+  const auto adam = options_from<AdamPartOptions>(settings);
+  const auto left =
+      adam.adam_embeddings ? testbeds::left_to_adam(params) : std::vector<std::string>{};
+  std::vector<at::Tensor> by_muon;
+  std::vector<at::Tensor> by_adam;
+  for (const auto& [name, tensor] : params) {
+    const bool named = std::find(left.begin(), left.end(), name) != left.end();
+    (named || tensor.dim() < 2 ? by_adam : by_muon).push_back(tensor);
+  }
+  if (!by_muon.empty()) groups.emplace_back(std::move(by_muon), options.clone());
+  if (!by_adam.empty()) {
+    auto of_adam = options.clone();
+    dynamic_cast<LiftedOptions&>(*of_adam).list().assign(
+        {{"use_adam", true}, {"lr", adam.adam_lr}, {"weight_decay", adam.adam_weight_decay}});
+    groups.emplace_back(std::move(by_adam), std::move(of_adam));
+  }
+  return groups;
 }
 
-std::unique_ptr<LiftedOptimizer> make_muon(const MuonSettings& options, const Parameters& params,
-                                           std::vector<Gauge> gauges) {
-  return std::make_unique<DDCMuon>(params, std::move(gauges),
-                                   DDCMuonOptions(options.lr)
-                                       .weight_decay(options.weight_decay)
-                                       .momentum(options.momentum)
-                                       .nesterov(options.nesterov)
-                                       .method(method_of(options))
-                                       .scale(scale_of(options))
-                                       .adam_lr(options.adam_lr)
-                                       .adam_weight_decay(options.adam_weight_decay),
-                                   left_to_adam(options, params));
+/// `changed` are defaults of the command line's own.
+OptimizerEntry entry(const std::string& name, const std::string& description,
+                     const RegisteredRule& rule, const OptionValues& changed, bool is_lifted) {
+  std::shared_ptr<LiftedOptions> defaults = rule.options();
+  defaults->list().assign(changed);
+  const bool muon = defaults->list().find("use_adam") != nullptr;
+  Settings settings;
+  for (auto& setting : declared_settings(defaults->list())) {
+    if (setting.name() != "use_adam" && setting.name() != "maximize") settings.push_back(setting);
+  }
+  const auto add = [&](const Settings& more) {
+    settings.insert(settings.end(), more.begin(), more.end());
+  };
+  if (muon) add(declared_settings<AdamPartOptions>());
+  add(declared_settings<TensorOptions>());
+  if (is_lifted) {
+    add(declared_settings<GaugeOptions>());
+    add(declared_settings<Treatment>());
+  }
+  return {
+      name, description, std::move(settings),
+      [=](const Json& given, const Parameters& params, std::vector<Gauge> gauges) {
+        const auto recipe = is_lifted ? prepared(given, rule.name, std::move(gauges)) : Recipe{};
+        const auto options = options_with(*defaults, given, recipe.options);
+        return rule.make(with_tensor_decay(groups_of(*options, given, params, muon), params, given),
+                         params, recipe.gauges, recipe.treatments);
+      }};
 }
 
-std::unique_ptr<LiftedOptimizer> make_masked_muon(const MaskedMuonSettings& options,
-                                                  const Parameters& params,
-                                                  const std::vector<Gauge>& /*gauges*/) {
-  return masked_muon(params,
-                     {.settings = {.lr = options.lr,
-                                   .momentum = options.momentum,
-                                   .nesterov = options.nesterov,
-                                   .method = method_of(options),
-                                   .scale = scale_of(options),
-                                   .threshold = options.threshold},
-                      .weight_decay = options.weight_decay,
-                      .adam_lr = options.adam_lr,
-                      .adam_weight_decay = options.adam_weight_decay},
-                     left_to_adam(options, params));
+/// "DDCAdam" as the command line calls it: "ddc-adam".
+std::string command_name(const std::string& rule) {
+  std::string name = "ddc-";
+  for (const char letter : rule.substr(3)) {
+    name.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(letter))));
+  }
+  return name;
 }
 
-std::unique_ptr<LiftedOptimizer> make_sgd(const SgdOptions& options, const Parameters& params,
-                                          std::vector<Gauge> gauges) {
-  return std::make_unique<DDCSgd>(params, std::move(gauges),
-                                  RuleOptions<SgdRule>{.settings = {.lr = options.lr,
-                                                                    .momentum = options.momentum,
-                                                                    .nesterov = options.nesterov},
-                                                       .weight_decay = options.weight_decay});
-}
-
-template <class Rule>
-std::unique_ptr<LiftedOptimizer> make_lifted(const LiftedSettings<Rule>& options,
-                                             const Parameters& params, std::vector<Gauge> gauges) {
-  typename Rule::Settings settings;
-  settings.lr = options.lr;
-  return std::make_unique<Lifted<Rule>>(
-      params, std::move(gauges),
-      RuleOptions<Rule>{.settings = settings, .weight_decay = options.weight_decay});
-}
-
-template <class Options, class Make>
-OptimizerEntry plain(const char* name, const char* description, Make make) {
-  return {name, description, declared_settings<Options>(),
-          [make](const Json& settings, const Parameters& params, std::vector<Gauge> /*gauges*/) {
-            return make(options_from<Options>(settings), params, {});
-          }};
-}
-
-template <class Options, class Make>
-OptimizerEntry lifted(const char* name, const char* description, Make make) {
-  auto settings_of = declared_settings<Options>();
-  for (auto& setting : declared_settings<GaugeOptions>()) settings_of.push_back(setting);
-  return {name, description, std::move(settings_of),
-          [make](const Json& settings, const Parameters& params, std::vector<Gauge> gauges) {
-            return make(options_from<Options>(settings), params,
-                        bound(options_from<GaugeOptions>(settings), std::move(gauges)));
+RegisteredRule masked_muon_rule() {
+  using Rule = MaskedMuonRule;
+  return {Rule::name, "Muon without the directions in which its momentum has next to nothing",
+          [] { return std::make_unique<LiftedRuleOptions<Rule>>(); },
+          [](const std::vector<OptimizerParamGroup>& groups, const Parameters& names,
+             std::vector<Gauge> gauges, Treatments treatments) {
+            return std::make_unique<Lifted<Rule>>(groups, names, std::move(gauges), Rule::Options{},
+                                                  std::move(treatments));
           }};
 }
 
 std::vector<OptimizerEntry> make_entries() {
-  return {
-      plain<SgdOptions>("sgd", "gradient descent, with momentum if asked for", make_sgd),
-      plain<AdamOptions>("adamw", "Adam with decoupled weight decay", make_adam),
-      plain<PlainMuonSettings>("muon", "textbook Muon, and AdamW for vectors and embeddings",
-                               make_muon),
-      plain<MaskedMuonSettings>(
-          "masked-muon", "Muon without the directions in which its momentum has next to nothing",
-          make_masked_muon),
-      lifted<SgdOptions>("ddc-sgd", "gradient descent that respects the gauges", make_sgd),
-      lifted<AdamOptions>("ddc-adam", "AdamW that respects the gauges", make_adam),
-      lifted<MuonSettings>("ddc-muon", "Muon that respects the gauges", make_muon),
-      lifted<LiftedSettings<ShampooRule>>("ddc-shampoo", "Shampoo that respects the gauges",
-                                          make_lifted<ShampooRule>),
-      lifted<LiftedSettings<SoapRule>>("ddc-soap", "SOAP that respects the gauges",
-                                       make_lifted<SoapRule>),
+  const OptionValues textbook = {{"method", std::string("newton_schulz")}};
+  // Learning rates and decays that suit the testbeds.
+  const std::map<std::string, OptionValues> changed = {
+      {"DDCSgd", {{"lr", 0.1}}},
+      {"DDCShampoo", {{"weight_decay", 0.01}}},
+      {"DDCSoap", {{"weight_decay", 0.01}}},
   };
+  std::vector<OptimizerEntry> entries{
+      entry("sgd", "gradient descent, with momentum if asked for", registered_rule("DDCSgd"),
+            changed.at("DDCSgd"), false),
+      entry("adamw", "Adam with decoupled weight decay", registered_rule("DDCAdam"), {}, false),
+      entry("muon", "textbook Muon, and AdamW for vectors and embeddings",
+            registered_rule("DDCMuon"), textbook, false),
+      entry("masked-muon", masked_muon_rule().help, masked_muon_rule(), textbook, false)};
+  for (const auto& rule : registered_rules()) {
+    const auto found = changed.find(rule.name);
+    entries.push_back(entry(command_name(rule.name), rule.help, rule,
+                            found == changed.end() ? OptionValues{} : found->second, true));
+  }
+  return entries;
 }
 
 }  // namespace

@@ -11,12 +11,14 @@
 #include <fstream>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <utility>
 
 #include "ddc/experiments/catalogue.h"
 #include "ddc/io/checkpoint.h"
+#include "ddc/measure/gauge_coordinates.h"
 #include "ddc/optim/schedule.h"
 #include "ddc/testbeds/runs.h"
 #include "ddc/version.h"
@@ -72,9 +74,10 @@ class DriftMeter {
  public:
   DriftMeter(const LiftedOptimizer& optimizer, const Parameters& params,
              const std::vector<Gauge>& gauges)
-      : outside_(optimizer.gauges().empty() ? testbeds::observer(params, gauges) : Frame()),
-        frame_(optimizer.gauges().empty() ? outside_ : optimizer.frame()),
-        start_(coordinates()) {}
+      : optimizer_(optimizer) {
+    if (optimizer.gauges().empty()) outside_.emplace(params, gauges);
+    start_ = coordinates();
+  }
 
   void measure(std::map<std::string, double>& values) const {
     const auto now = coordinates();
@@ -101,15 +104,11 @@ class DriftMeter {
 
  private:
   std::vector<at::Tensor> coordinates() const {
-    std::vector<at::Tensor> result;
-    for (size_t k = 0; k < frame_.plan().gauges.size(); ++k) {
-      result.push_back(frame_.gauge_coordinate(k).to(at::kDouble).clone());
-    }
-    return result;
+    return outside_ ? outside_->measure() : optimizer_.gauge_coordinates();
   }
 
-  Frame outside_;
-  const Frame& frame_;
+  const LiftedOptimizer& optimizer_;
+  std::optional<GaugeCoordinates> outside_;
   std::vector<at::Tensor> start_;
 };
 

@@ -1,7 +1,5 @@
 #include <ATen/ATen.h>
 
-#include <map>
-
 #include "ddc/experiments/catalogue.h"
 #include "ddc/testbeds/diagonal_network.h"
 #include "ddc/testbeds/modular_addition.h"
@@ -11,13 +9,6 @@
 #include "find_entry.h"
 
 namespace ddc::testbeds {
-namespace {
-
-const std::map<GaugeSet, std::string> names_of_sets = {
-    {GaugeSet::abelian, "abelian"}, {GaugeSet::rotations, "rotations"}, {GaugeSet::full, "full"}};
-
-}  // namespace
-
 /// The paper's set-up: no equals sign, and the rotations of heads among the gauges.
 struct GrokkingOptions : ModularAdditionOptions {
   GrokkingOptions() {
@@ -26,77 +17,59 @@ struct GrokkingOptions : ModularAdditionOptions {
   }
 };
 
-template <class Visit>
-void visit_settings(ReluTeacherStudentOptions& options, Visit&& visit) {
-  visit("d_in", options.d_in, "number of inputs");
-  visit("d_hidden", options.d_hidden, "number of hidden units");
-  visit("d_out", options.d_out, "number of outputs");
-  visit("samples", options.samples, "number of samples");
-  visit("teacher_scale", options.teacher_scale, "spread of the teacher's weights");
-  visit("student_scale", options.student_scale, "spread of the student's weights at the start");
-  visit("per_channel", options.per_channel, "a gauge channel per unit, not one for all");
-  visit("data_seed", options.data_seed, "seed of teacher and samples");
+OptionList options_of(ReluTeacherStudentOptions& options) {
+  return {{"d_in", options.d_in, "number of inputs"},
+          {"d_hidden", options.d_hidden, "number of hidden units"},
+          {"d_out", options.d_out, "number of outputs"},
+          {"samples", options.samples, "number of samples"},
+          {"teacher_scale", options.teacher_scale, "spread of the teacher's weights"},
+          {"student_scale", options.student_scale, "spread of the student's weights at the start"},
+          {"per_channel", options.per_channel, "a gauge channel per unit, not one for all"},
+          {"data_seed", options.data_seed, "seed of teacher and samples"}};
 }
 
-template <class Visit>
-void visit_settings(NormTeacherStudentOptions& options, Visit&& visit) {
-  visit("d_in", options.d_in, "number of inputs");
-  visit("d_out", options.d_out, "number of outputs");
-  visit("samples", options.samples, "number of samples");
-  visit("gain_spread", options.gain_spread, "spread of the gains about 1 at the start");
-  visit("teacher_scale", options.teacher_scale, "spread of the teacher's weights");
-  visit("student_scale", options.student_scale, "spread of the student's weights at the start");
-  visit("data_seed", options.data_seed, "seed of teacher and samples");
+OptionList options_of(NormTeacherStudentOptions& options) {
+  return {{"d_in", options.d_in, "number of inputs"},
+          {"d_out", options.d_out, "number of outputs"},
+          {"samples", options.samples, "number of samples"},
+          {"gain_spread", options.gain_spread, "spread of the gains about 1 at the start"},
+          {"teacher_scale", options.teacher_scale, "spread of the teacher's weights"},
+          {"student_scale", options.student_scale, "spread of the student's weights at the start"},
+          {"data_seed", options.data_seed, "seed of teacher and samples"}};
 }
 
-template <class Visit>
-void visit_settings(DiagonalNetworkOptions& options, Visit&& visit) {
-  visit("dimension", options.dimension, "number of coordinates");
-  visit("nonzeros", options.nonzeros, "number of coordinates that the target has");
-  visit("samples", options.samples, "number of samples");
-  visit("scale", options.scale, "sqrt(u v) at the start");
-  visit("log_ratio_range", options.log_ratio_range, "range of log(u / v) at the start");
-  visit("data_seed", options.data_seed, "seed of target and samples");
+OptionList options_of(DiagonalNetworkOptions& options) {
+  return {{"dimension", options.dimension, "number of coordinates"},
+          {"nonzeros", options.nonzeros, "number of coordinates that the target has"},
+          {"samples", options.samples, "number of samples"},
+          {"scale", options.scale, "sqrt(u v) at the start"},
+          {"log_ratio_range", options.log_ratio_range, "range of log(u / v) at the start"},
+          {"data_seed", options.data_seed, "seed of target and samples"}};
 }
 
-template <class Visit>
-void visit_settings(SparseParityOptions& options, Visit&& visit) {
-  visit("bits", options.bits, "number of input bits");
-  visit("relevant", options.relevant, "of how many bits the parity is asked");
-  visit("d_hidden", options.d_hidden, "number of hidden units");
-  visit("gain_spread", options.gain_spread, "spread of the gains about 1 at the start");
-  visit("bias_spread", options.bias_spread, "spread of the hidden biases at the start");
-  visit("gain_is_offset", options.gain_is_offset, "store the gain as w and apply 1 + w");
+OptionList options_of(SparseParityOptions& options) {
+  return {{"bits", options.bits, "number of input bits"},
+          {"relevant", options.relevant, "of how many bits the parity is asked"},
+          {"d_hidden", options.d_hidden, "number of hidden units"},
+          {"gain_spread", options.gain_spread, "spread of the gains about 1 at the start"},
+          {"bias_spread", options.bias_spread, "spread of the hidden biases at the start"},
+          {"gain_is_offset", options.gain_is_offset, "store the gain as w and apply 1 + w"}};
 }
 
-template <class Visit>
-void visit_settings(ModularAdditionOptions& options, Visit&& visit) {
-  visit("modulus", options.modulus, "p of (a + b) mod p");
-  visit("train_fraction", options.train_fraction, "share of the pairs to train on");
-  visit("split_seed", options.split_seed, "which pairs are for training");
-  visit("batch_size", options.batch_size, "training pairs per batch; 0: all");
-  visit("d_model", options.d_model, "width of the residual stream");
-  visit("heads", options.heads, "number of attention heads");
-  visit("d_ff", options.d_ff, "number of hidden units");
-  visit("layers", options.layers, "number of layers");
-  visit("degree", options.degree, "1: ReLU, 2: squared ReLU");
-  visit("equals_sign", options.equals_sign, "read the answer at an equals sign after a and b");
-  visit("z_loss", options.z_loss, "weight of the mean square of logsumexp");
-  visit("torch_init", options.torch_init, "weights start as torch.nn draws them");
-  visit("gauge_set", options.gauges, "abelian, rotations or full");
-}
-
-void to_json(nlohmann::json& json, const GaugeSet& set) { json = names_of_sets.at(set); }
-
-void from_json(const nlohmann::json& json, GaugeSet& set) {
-  for (const auto& [known, name] : names_of_sets) {
-    if (json == name) {
-      set = known;
-      return;
-    }
-  }
-  TORCH_CHECK_VALUE(false, "setting gauge_set must be abelian, rotations or full, got ",
-                    json.dump());
+OptionList options_of(ModularAdditionOptions& options) {
+  return {{"modulus", options.modulus, "p of (a + b) mod p"},
+          {"train_fraction", options.train_fraction, "share of the pairs to train on"},
+          {"split_seed", options.split_seed, "which pairs are for training"},
+          {"batch_size", options.batch_size, "training pairs per batch; 0: all"},
+          {"d_model", options.d_model, "width of the residual stream"},
+          {"heads", options.heads, "number of attention heads"},
+          {"d_ff", options.d_ff, "number of hidden units"},
+          {"layers", options.layers, "number of layers"},
+          {"degree", options.degree, "1: ReLU, 2: squared ReLU"},
+          {"equals_sign", options.equals_sign, "read the answer at an equals sign after a and b"},
+          {"z_loss", options.z_loss, "weight of the mean square of logsumexp"},
+          {"torch_init", options.torch_init, "weights start as torch.nn draws them"},
+          {"gauge_set", options.gauges, "gauges of the network"}};
 }
 
 }  // namespace ddc::testbeds

@@ -10,11 +10,11 @@
 #include <set>
 #include <sstream>
 
-#include "ddc/discover/completeness.h"
-#include "ddc/discover/engagement.h"
 #include "ddc/discover/gate.h"
 #include "ddc/discover/reasons.h"
-#include "ddc/frame/plan.h"
+#include "ddc/geometry/completeness.h"
+#include "ddc/measure/engagement.h"
+#include "frame/plan.h"
 #include "gauge/leg_maps.h"
 #include "labels.h"
 #include "search.h"

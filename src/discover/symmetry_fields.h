@@ -1,89 +1,11 @@
 #pragma once
 
-#include <array>
-#include <concepts>
-#include <cstdint>
-#include <limits>
-#include <optional>
-#include <string_view>
-#include <type_traits>
-
 #include "ddc/discover/symmetry_group.h"
+#include "gauge/gauge_fields.h"
 
-// What is stored of a symmetry group, each field once: the same list serves to write and to read.
-// An archive is anything with
-//
-//     field(name, value, least)      must be in the file
-//     optional(name, value, least)   is in the file only if it says something; else the default
-//     setting(name, value, least)    always written, may be missing
-//
-// where integers (and the entries of lists of them) must not be below `least`.
+// What is stored of a symmetry group beside its gauges.
 
-namespace ddc::discover_json {
-
-template <class T, class Struct>
-concept Is = std::same_as<std::remove_const_t<T>, Struct>;
-
-/// All values of an enum; their words are those of `to_string`.
-template <class Enum>
-inline constexpr int kAll = 0;
-template <>
-inline constexpr std::array kAll<Action> = {Action::scale, Action::shift, Action::rotation,
-                                            Action::linear, Action::exchange};
-template <>
-inline constexpr std::array kAll<Coordinates> = {Coordinates::folded, Coordinates::balanced,
-                                                 Coordinates::standard, Coordinates::polar};
-template <>
-inline constexpr std::array kAll<Hold> = {Hold::ratio, Hold::unit};
-template <>
-inline constexpr std::array kAll<Vertical> = {Vertical::frozen, Vertical::sgd, Vertical::adam};
-template <>
-inline constexpr std::array kAll<Radial> = {Radial::linear, Radial::log};
-template <>
-inline constexpr std::array kAll<SecondMoment> = {
-    SecondMoment::transported,     SecondMoment::body_frame,      SecondMoment::body_frame_topk,
-    SecondMoment::per_head_scalar, SecondMoment::per_head_matrix, SecondMoment::none};
-
-template <class Archive, Is<Reading> T>
-void fields(Archive& archive, T& reading) {
-  archive.optional("gain", reading.gain);
-  archive.optional("gain_offset", reading.gain_offset);
-  archive.optional("shift", reading.shift);
-  archive.optional("bias", reading.bias);
-}
-
-template <class Archive, Is<Leg> T>
-void fields(Archive& archive, T& leg) {
-  archive.field("tensor", leg.tensor);
-  archive.field("axis", leg.axis, 0);
-  archive.field("exponent", leg.exponent);
-  archive.optional("channel_of", leg.channel_of, -1);
-  archive.optional("offset", leg.offset);
-  archive.optional("through", leg.through);
-  archive.optional("head_size", leg.head_size, 0);
-}
-
-template <class Archive, Is<Gauge> T>
-void fields(Archive& archive, T& gauge) {
-  archive.field("name", gauge.name);
-  archive.field("kind", gauge.kind);
-  archive.field("action", gauge.action);
-  archive.field("channels", gauge.channels, 1);
-  archive.field("block", gauge.block, 1);
-  archive.optional("fixes_ones", gauge.fixes_ones);
-  archive.field("legs", gauge.legs);
-  archive.optional("coordinates", gauge.coordinates);
-  archive.optional("hold", gauge.hold);
-  archive.setting("vertical", gauge.vertical);
-  archive.setting("radial", gauge.radial);
-  archive.setting("max_log_step", gauge.max_log_step);
-  archive.setting("second_moment", gauge.second_moment);
-  archive.setting("tau", gauge.tau);
-  archive.setting("frame_drift", gauge.frame_drift);
-  archive.setting("frame_interval", gauge.frame_interval, 1);
-  archive.setting("procrustes", gauge.procrustes);
-  archive.setting("rebalance_above", gauge.rebalance_above);
-}
+namespace ddc::fields_json {
 
 template <class Archive, Is<Engagement> T>
 void fields(Archive& archive, T& engagement) {
@@ -133,6 +55,7 @@ template <class Archive, Is<Fingerprint::Entry> T>
 void fields(Archive& archive, T& entry) {
   archive.field("name", entry.name);
   archive.field("shape", entry.shape, 0);
+  archive.optional("role", entry.role);
 }
 
 template <class Archive, Is<SymmetryGroup> T>
@@ -146,4 +69,4 @@ void fields(Archive& archive, T& group) {
   archive.field("notes", group.notes);
 }
 
-}  // namespace ddc::discover_json
+}  // namespace ddc::fields_json

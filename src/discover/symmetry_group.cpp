@@ -41,7 +41,7 @@ int64_t SymmetryGroup::dimension() const {
 }
 
 void SymmetryGroup::check(const Parameters& params) const {
-  for (const auto& [name, shape] : parameters.entries) {
+  for (const auto& [name, shape, role] : parameters.entries) {
     TORCH_CHECK(params.contains(name), "symmetries: the group was found on a model with '", name,
                 "' of shape ", at::IntArrayRef(shape), "; this model has no such parameter");
     const auto& tensor = params[name].tensor;

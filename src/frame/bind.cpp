@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "ddc/frame/frame.h"
-#include "ddc/frame/section.h"
-#include "ddc/frame/shift.h"
+#include "frame/frame.h"
+#include "frame/section.h"
+#include "frame/shift.h"
 #include "sweeps.h"
 
 namespace ddc {
@@ -21,8 +21,9 @@ double epsilon(const TensorPlan& tensor) {
 
 }  // namespace
 
-Frame::Frame(const std::vector<GroupedParameter>& parameters, const std::vector<Gauge>& gauges)
-    : plan_(compile(parameters, gauges)) {
+Frame::Frame(const std::vector<GroupedParameter>& parameters, const std::vector<Gauge>& gauges,
+             const Treatments& treatments)
+    : plan_(compile(parameters, gauges, treatments)) {
   const at::NoGradGuard no_grad;
   gauge_states_.resize(plan_.gauges.size());
   radial_states_.resize(plan_.radial_modes.size());
@@ -32,6 +33,18 @@ Frame::Frame(const std::vector<GroupedParameter>& parameters, const std::vector<
                 "' has NaN or Inf entries: its gauges cannot be bound");
   }
   bind_();
+  const auto start = [](ScalarMoments& moments, const at::Tensor& like) {
+    moments.first = at::zeros_like(like);
+    moments.second = at::zeros_like(like);
+  };
+  for (size_t k = 0; k < plan_.gauges.size(); ++k) {
+    if (plan_.gauges[k].treatment.vertical == Vertical::frozen) continue;
+    start(gauge_states_[k].vertical, gauge_states_[k].held);
+  }
+  for (size_t m = 0; m < plan_.radial_modes.size(); ++m) {
+    const auto& gauge = plan_.gauges[plan_.radial_modes[m].gauge].gauge;
+    start(radial_states_[m], at::zeros({gauge.channels}, at::kDouble));
+  }
 }
 
 void Frame::add(const GroupedParameter& parameter) {

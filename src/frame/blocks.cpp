@@ -1,4 +1,4 @@
-#include "ddc/frame/blocks.h"
+#include "frame/blocks.h"
 
 #include <ATen/ATen.h>
 
@@ -295,10 +295,10 @@ double rebalance_linear_(const GaugePlan& gauge, const Tensors& now, GaugeState&
   const auto entering = state.bound.logical_not() & comparable;
   const auto first_time = entering & state.known.logical_not();
   if (first_time.any().item<bool>()) {
-    state.target = where_block(first_time, symmetric_factor(direct), state.target);
+    state.target.copy_(where_block(first_time, symmetric_factor(direct), state.target));
   }
-  state.bound = (state.bound & direct.full_rank) | entering;
-  state.known = state.known | entering;
+  state.bound.logical_and_(direct.full_rank).logical_or_(entering);
+  state.known.logical_or_(entering);
   if (!state.bound.any().item<bool>()) return 0;
 
   const auto& t = state.target;
@@ -307,7 +307,7 @@ double rebalance_linear_(const GaugePlan& gauge, const Tensors& now, GaugeState&
   const auto m = transposed(t_inverse).matmul(minus).matmul(t_inverse);
   const auto size = (p.norm(2, {1, 2}) + m.norm(2, {1, 2})).clamp_min(1e-300);
   const auto difference = at::where(state.bound, (p - m).norm(2, {1, 2}) / size, 0.0);
-  const auto moving = difference > gauge.gauge.rebalance_above;
+  const auto moving = difference > gauge.treatment.rebalance_above;
   if (moving.any().item<bool>()) {
     const auto factor = t_inverse.matmul(symmetric_factor(balance(p, m))).matmul(t);
     const auto move = where_block(moving, factor, identity(gauge));
@@ -332,9 +332,9 @@ void procrustes_(const GaugePlan& gauge, const Tensors& before, Tensors& x) {
 }
 
 at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, GaugeState& state) {
-  const auto& g = gauge.gauge;
-  const bool follows = follow && (g.second_moment == SecondMoment::body_frame ||
-                                  g.second_moment == SecondMoment::body_frame_topk);
+  const auto& treatment = gauge.treatment;
+  const bool follows = follow && (treatment.second_moment == SecondMoment::body_frame ||
+                                  treatment.second_moment == SecondMoment::body_frame_topk);
   if (!follows && (gauge.is_linear() || state.bound.all().item<bool>())) return {};
   const auto grams = symmetric(gram(gauge, x));
   const auto diagonal = grams.diagonal(0, -2, -1);
@@ -343,19 +343,19 @@ at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, 
   ++state.age;
   // Blocks that were zero until now get their frame; others only if the frame is to follow.
   auto moving = state.bound.logical_not() & (norm > 0);
-  if (g.action == Action::rotation) state.bound = state.bound | moving;
-  if (g.action == Action::linear) moving = at::zeros_like(moving);
-  if (follows && state.age >= g.frame_interval) {
+  if (gauge.gauge.action == Action::rotation) state.bound.logical_or_(moving);
+  if (gauge.is_linear()) moving = at::zeros_like(moving);
+  if (follows && state.age.get() >= treatment.frame_interval) {
     moving = norm > 0;
-    state.age = 0;
+    state.age.reset();
   } else if (follows) {
-    moving = moving | ((off.norm(2, {1, 2}) > norm * g.frame_drift) & (norm > 0));
+    moving = moving | ((off.norm(2, {1, 2}) > norm * treatment.frame_drift) & (norm > 0));
   }
   if (!moving.any().item<bool>()) return {};
   const auto basis =
       where_block(moving, eigenbasis(grams, gauge, x, /*keep=*/true), identity(gauge));
   const auto turned = transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1);
-  state.eigenvalues = at::where(moving.unsqueeze(-1), turned, state.eigenvalues);
+  state.eigenvalues.copy_(at::where(moving.unsqueeze(-1), turned, state.eigenvalues));
   state.recomputed += moving.sum().item<int64_t>();
   return basis;
 }

@@ -1,4 +1,4 @@
-#include "ddc/frame/frame.h"
+#include "frame/frame.h"
 
 #include <ATen/core/grad_mode.h>
 
@@ -6,16 +6,22 @@
 #include <limits>
 #include <utility>
 
-#include "ddc/frame/polar.h"
-#include "ddc/frame/section.h"
-#include "ddc/frame/shift.h"
+#include "frame/polar.h"
+#include "frame/section.h"
+#include "frame/shift.h"
 #include "legs.h"
 
 namespace ddc {
 
+std::vector<std::pair<std::string, Treatment>> Frame::treatments() const {
+  std::vector<std::pair<std::string, Treatment>> result;
+  for (const auto& gauge : plan_.gauges) result.emplace_back(gauge.gauge.name, gauge.treatment);
+  return result;
+}
+
 void Frame::advance_(Chart& chart, Tensors steps, const std::vector<StepSettings>& settings) const {
   for (const size_t k : chart.component->gauges) {
-    if (!plan_.gauges[k].gauge.procrustes || !chart.active[k]) continue;
+    if (!plan_.gauges[k].treatment.procrustes || !chart.active[k]) continue;
     for (const auto& leg : plan_.gauges[k].legs) {
       chart.before[leg.tensor] = coordinates_of(chart, leg.tensor);
     }
@@ -53,7 +59,7 @@ std::vector<Frame::Turn> Frame::follow_(const Chart& chart, bool follow) {
 
 void Frame::turn_(const std::vector<Turn>& turns) {
   for (const auto& [k, basis] : turns) {
-    gauge_states_[k].frame = gauge_states_[k].frame.matmul(basis);
+    gauge_states_[k].frame.copy_(gauge_states_[k].frame.matmul(basis));
   }
 }
 
@@ -147,7 +153,8 @@ void Frame::add_shifts_(const Chart& chart, const Tensors& unshifted, size_t fro
   if (!chart.has_gradient[t]) return;
   for (auto use = shifts.rbegin(); use != shifts.rend() && use->gauge >= from; ++use) {
     const auto& leg = plan_.gauges[use->gauge].legs[use->leg];
-    const bool active = chart.active[use->gauge];
+    const bool active =
+        chart.active[use->gauge] && !plan_.gauges[use->gauge].projects(Projection::never);
     auto change =
         shift_of_leg(leg, active ? gauge_states_[use->gauge].held : chart.shift[use->gauge]);
     if (leg.gain) {
@@ -180,7 +187,7 @@ at::Tensor Frame::gauge_coordinate(size_t k) const {
     }
     Squares squares(plan_.tensors.size());
     for (const auto& leg : gauge.legs) squares[leg.tensor] = AxisSquares(x[leg.tensor]);
-    const bool holds_unit = gauge.coordinates == Coordinates::folded && gauge.hold == Hold::unit;
+    const bool holds_unit = gauge.is_folded() && gauge.treatment.hold == Hold::unit;
     const auto held = holds_unit ? section(gauge, squares, smallest_norm(plan_, gauge))
                                  : ratio(gauge, squares, smallest_norm(plan_, gauge));
     const double weight = holds_unit ? section_weight(gauge) : gauge.ratio_weight();

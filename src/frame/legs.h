@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "ddc/frame/plan.h"
+#include "frame/plan.h"
 
 // What the stages of a step share about legs. Not installed.
 

@@ -4,9 +4,9 @@
 #include <cmath>
 #include <limits>
 
-#include "ddc/frame/frame.h"
-#include "ddc/frame/polar.h"
-#include "ddc/frame/shift.h"
+#include "frame/frame.h"
+#include "frame/polar.h"
+#include "frame/shift.h"
 #include "legs.h"
 
 namespace ddc {
@@ -262,7 +262,7 @@ Chart Frame::open(const Component& component, const std::vector<bool>& has_gradi
 void Frame::measure_charges_(Chart& chart) const {
   for (const size_t k : chart.component->gauges) {
     const auto& gauge = plan_.gauges[k];
-    if (!chart.active[k] || gauge.gauge.vertical == Vertical::frozen) continue;
+    if (!chart.active[k] || gauge.treatment.vertical == Vertical::frozen) continue;
     if (gauge.is_shift()) {
       chart.charge[k] = shift_part(gauge, chart.g);
       // Where a channel is a single entry, there is nothing to tell a gradient from rounding by.

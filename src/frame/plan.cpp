@@ -1,4 +1,4 @@
-#include "ddc/frame/plan.h"
+#include "frame/plan.h"
 
 #include <ATen/ATen.h>
 
@@ -9,7 +9,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "ddc/frame/shift.h"
+#include "frame/shift.h"
 #include "gauge/leg_maps.h"
 #include "plan_checks.h"
 
@@ -63,14 +63,59 @@ Side make_side(const GaugePlan& gauge, const std::vector<TensorPlan>& tensors, d
   return side;
 }
 
-Coordinates default_coordinates(const Gauge& gauge, const GaugePlan& plan,
-                                const std::vector<TensorPlan>& tensors) {
-  if (gauge.coordinates) return *gauge.coordinates;
-  const bool first_is_vector = tensors[plan.legs.front().tensor].tensor.dim() == 1;
-  const bool any_matrix = std::any_of(plan.legs.begin(), plan.legs.end(), [&](const BoundLeg& leg) {
-    return tensors[leg.tensor].tensor.dim() > 1;
-  });
+Coordinates default_coordinates(const GaugePlan& gauge, const std::vector<TensorPlan>& tensors) {
+  const bool first_is_vector = tensors[gauge.legs.front().tensor].tensor.dim() == 1;
+  const bool any_matrix =
+      std::any_of(gauge.legs.begin(), gauge.legs.end(),
+                  [&](const BoundLeg& leg) { return tensors[leg.tensor].tensor.dim() > 1; });
   return first_is_vector && any_matrix ? Coordinates::folded : Coordinates::balanced;
+}
+
+/// Resolves what the treatment leaves open, and what is said for all gauges but does not apply to this
+/// one. What is said of this one and is impossible is refused.
+void resolve_(GaugePlan& gauge, const std::set<std::string>& said, bool is_seen_through,
+              const Plan& plan) {
+  auto& treatment = gauge.treatment;
+  const auto& name = gauge.gauge.name;
+  const auto refuse_if = [&](bool impossible, const char* option, const char* why) {
+    TORCH_CHECK_VALUE(!impossible || !said.contains(option), "gauge '", name, "': option ", option,
+                      " is ", why);
+  };
+  const bool is_scale = gauge.is_scale();
+  refuse_if(!is_scale && treatment.coordinates.has_value(), "coordinates", "for scale gauges");
+  refuse_if(!is_scale && treatment.hold.has_value(), "hold", "for scale gauges");
+  const bool reads_gain = std::any_of(gauge.gauge.legs.begin(), gauge.gauge.legs.end(),
+                                      [](const Leg& leg) { return !leg.through.empty(); });
+  // Vertical rules are scalar; a matrix or an exchanged vector is held.
+  const bool scalar = is_scale || gauge.gauge.action == Action::shift;
+  if (!scalar || reads_gain) {
+    refuse_if(treatment.vertical != Vertical::frozen, "vertical",
+              "for scales and shifts of weights as they are stored");
+    treatment.vertical = Vertical::frozen;
+  }
+  if (!gauge.gauge.mixes()) {
+    refuse_if(treatment.second_moment != SecondMoment::transported, "second_moment",
+              "for rotations and linear gauges");
+    refuse_if(treatment.project == Projection::momentum, "project",
+              "not \"momentum\" but for rotations and linear gauges");
+    treatment.second_moment = SecondMoment::transported;
+    if (treatment.project == Projection::momentum) treatment.project = Projection::step;
+  }
+  if (gauge.gauge.action == Action::exchange) {
+    // Beside its biases an exchanged vector has no gradient but rounding.
+    refuse_if(treatment.project == Projection::never, "project", "not \"never\" for exchanges");
+    treatment.project = Projection::step;
+  }
+  refuse_if(!gauge.is_shift() && treatment.decay_held, "decay_held", "for shifts");
+  if (!is_scale) {
+    treatment.coordinates.reset();
+    treatment.hold.reset();
+    return;
+  }
+  // A gain that other gauges act through is folded.
+  if (is_seen_through && !said.contains("coordinates")) treatment.coordinates = Coordinates::folded;
+  if (is_seen_through && !said.contains("hold")) treatment.hold = Hold::unit;
+  if (!treatment.coordinates) treatment.coordinates = default_coordinates(gauge, plan.tensors);
 }
 
 /// Every exchange empties its vector into biases; so does every leg that is seen through a norm with a
@@ -121,7 +166,7 @@ void add_polar_nodes(Plan& plan) {
   std::map<std::set<std::string>, size_t> known;
   for (size_t k = 0; k < plan.gauges.size(); ++k) {
     const auto& gauge = plan.gauges[k];
-    if (!gauge.is_scale() || gauge.coordinates != Coordinates::polar) continue;
+    if (!gauge.is_scale() || gauge.treatment.coordinates != Coordinates::polar) continue;
     for (const Side* side : {&gauge.plus, &gauge.minus}) {
       if (side->empty()) continue;
       std::set<std::string> key;
@@ -207,13 +252,13 @@ bool is_coupled(const Plan& plan, const std::vector<size_t>& gauges) {
   for (const size_t k : gauges) {
     const auto& gauge = plan.gauges[k];
     if (!is_section(k)) continue;
-    const bool folded = gauge.is_scale() && gauge.coordinates == Coordinates::folded;
+    const bool folded = gauge.is_scale() && gauge.is_folded();
     if (gauge.self_coupled) return true;
     for (const size_t other : gauges) {
       const auto& by = plan.gauges[other];
       if (other == k || !is_section(other)) continue;
       // Folded gauges come first in a sweep; the balanced ones after them see the final values.
-      if (!folded && by.is_scale() && by.coordinates == Coordinates::folded) continue;
+      if (!folded && by.is_scale() && by.is_folded()) continue;
 
       for (size_t l = 0; l < (folded ? 1 : gauge.legs.size()); ++l) {
         if (touches(by, gauge.legs[l].tensor)) return true;
@@ -257,7 +302,7 @@ void add_components(Plan& plan) {
   for (auto& [root, component] : components) {
     const auto rank = [&](size_t k) {
       const auto& gauge = plan.gauges[k];
-      if (gauge.is_scale()) return gauge.coordinates == Coordinates::folded ? 0 : 1;
+      if (gauge.is_scale()) return gauge.is_folded() ? 0 : 1;
       if (gauge.is_shift()) return 1;
       const bool seen_through =
           std::any_of(gauge.legs.begin(), gauge.legs.end(),
@@ -280,13 +325,27 @@ void add_components(Plan& plan) {
   }
 }
 
+/// Notes how an attention projection is cut into heads.
+void cut_heads_(const Gauge& gauge, const Leg& leg, TensorPlan& tensor) {
+  if (leg.head_size == 0) return;
+  TORCH_CHECK(tensor.tensor.size(leg.axis) % leg.head_size == 0, "gauge '", gauge.name,
+              "': heads of size ", leg.head_size, " do not divide axis ", leg.axis, " of '",
+              tensor.name, "', of size ", tensor.tensor.size(leg.axis));
+  TORCH_CHECK(!tensor.cut || (tensor.cut->axis == leg.axis && tensor.cut->size == leg.head_size),
+              "gauge '", gauge.name, "' cuts '", tensor.name,
+              "' into other heads than another gauge does");
+  tensor.cut = HeadCut{leg.axis, leg.head_size};
+}
+
 }  // namespace
 
 at::ScalarType TensorPlan::compute_type() const {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<Gauge>& gauges) {
+Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<Gauge>& gauges,
+             const Treatments& treatments) {
+  treatments.check(gauges);
   Plan plan;
   Parameters table;
   std::unordered_map<std::string, size_t> index;
@@ -301,8 +360,8 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
   }
   std::set<std::string> names;
   std::unordered_map<std::string, std::string> offset_from;
-  for (size_t k = 0; k < gauges.size(); ++k) {
-    const auto& gauge = gauges[k];
+  for (const auto& gauge : gauges) {
+    const size_t k = plan.gauges.size();
     for (const auto& leg : gauge.legs) {
       TORCH_CHECK(table.contains(leg.tensor), "gauge '", gauge.name, "' acts on '", leg.tensor,
                   "', which is in no param group of the optimizer");
@@ -312,11 +371,10 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
                 "'; names must be unique");
     GaugePlan compiled;
     compiled.gauge = gauge;
-    // Vertical rules are scalar; a matrix or an exchanged vector is held.
-    const bool scalar = gauge.action == Action::scale || gauge.action == Action::shift;
-    const bool seen_through = std::any_of(gauge.legs.begin(), gauge.legs.end(),
-                                          [](const Leg& leg) { return !leg.through.empty(); });
-    if (!scalar || seen_through) compiled.gauge.vertical = Vertical::frozen;
+    compiled.treatment = treatments.of(gauge);
+    check_options(compiled.treatment);
+    for (const auto& leg : gauge.legs) cut_heads_(gauge, leg, plan.tensors[index.at(leg.tensor)]);
+    if (!compiled.treatment.bind) continue;
     for (size_t l = 0; l < gauge.legs.size(); ++l) {
       const auto& leg = gauge.legs[l];
       auto& tensor = plan.tensors[index.at(leg.tensor)];
@@ -339,16 +397,6 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
         tensor.scales.push_back({k, l});
       } else if (gauge.action == Action::shift || l == 0) {
         tensor.shifts.push_back({k, l});
-      }
-      if (leg.head_size > 0) {
-        TORCH_CHECK(tensor.tensor.size(leg.axis) % leg.head_size == 0, "gauge '", gauge.name,
-                    "': heads of size ", leg.head_size, " do not divide axis ", leg.axis, " of '",
-                    tensor.name, "', of size ", tensor.tensor.size(leg.axis));
-        TORCH_CHECK(
-            !tensor.cut || (tensor.cut->axis == leg.axis && tensor.cut->size == leg.head_size),
-            "gauge '", gauge.name, "' cuts '", tensor.name,
-            "' into other heads than another gauge does");
-        tensor.cut = HeadCut{leg.axis, leg.head_size};
       }
       const auto find = [&](const std::string& name) {
         const auto found = index.find(name);
@@ -386,7 +434,6 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
       }
     }
     if (gauge.action == Action::shift) compiled.inverse_gram = inverse_gram(compiled);
-    compiled.coordinates = default_coordinates(gauge, compiled, plan.tensors);
     if (gauge.action == Action::scale || gauge.action == Action::linear) {
       compiled.plus = make_side(compiled, plan.tensors, +1);
       compiled.minus = make_side(compiled, plan.tensors, -1);
@@ -398,6 +445,10 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
           at::where(compiled.first_reference > 0, compiled.first_reference, 1.0);
     }
     plan.gauges.push_back(std::move(compiled));
+  }
+  for (auto& gauge : plan.gauges) {
+    const bool is_seen_through = !plan.tensors[gauge.legs.front().tensor].read_by.empty();
+    resolve_(gauge, treatments.specific(gauge.gauge), is_seen_through, plan);
   }
   check_sharing(plan);
   choose_hold_(plan);

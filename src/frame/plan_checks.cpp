@@ -52,9 +52,9 @@ void check_blocks(const Plan& plan, const TensorPlan& tensor) {
           tensor.name, "': ",
           gauge.action == Action::linear ? "the linear one contains the other"
                                          : "the scale tells apart what the rotation mixes");
-      TORCH_CHECK(!seen_through || plan.gauges[scale.gauge].coordinates == Coordinates::folded,
-                  "gauge '", gauge.name, "' acts through '", leg.through.gain, "', so gauge '",
-                  other.name, "' must have folded coordinates");
+      TORCH_CHECK(!seen_through || plan.gauges[scale.gauge].is_folded(), "gauge '", gauge.name,
+                  "' acts through '", leg.through.gain, "', so gauge '", other.name,
+                  "' must have folded coordinates");
     }
     for (const auto& other : tensor.blocks) {
       if (&other == &use) continue;
@@ -77,8 +77,9 @@ void choose_hold_(Plan& plan) {
       leg.seen_through_first = through && through->gain == gauge.legs.front().tensor;
     }
     const auto& first = plan.tensors[gauge.legs.front().tensor];
-    gauge.hold = gauge.gauge.hold.value_or(first.read_by.empty() ? Hold::ratio : Hold::unit);
-    TORCH_CHECK(first.read_by.empty() || gauge.hold == Hold::unit, "gauge '",
+    gauge.treatment.hold =
+        gauge.treatment.hold.value_or(first.read_by.empty() ? Hold::ratio : Hold::unit);
+    TORCH_CHECK(first.read_by.empty() || gauge.treatment.hold == Hold::unit, "gauge '",
                 plan.gauges[first.read_by.front()].gauge.name, "' acts through '", first.name,
                 "', so gauge '", gauge.gauge.name, "' must hold the unit (hold = unit)");
   }
@@ -95,9 +96,9 @@ void check_sharing(const Plan& plan) {
         const auto& scale_leg = scale_gauge.gauge.legs[scale.leg];
         const bool seen_through = !shift_leg.through.gain.empty() &&
                                   scale_gauge.gauge.legs.front().tensor == shift_leg.through.gain;
-        TORCH_CHECK(!seen_through || scale_gauge.coordinates == Coordinates::folded, "gauge '",
-                    shift_gauge.gauge.name, "' acts through '", shift_leg.through.gain,
-                    "', so gauge '", scale_gauge.gauge.name, "' must have folded coordinates");
+        TORCH_CHECK(!seen_through || scale_gauge.is_folded(), "gauge '", shift_gauge.gauge.name,
+                    "' acts through '", shift_leg.through.gain, "', so gauge '",
+                    scale_gauge.gauge.name, "' must have folded coordinates");
         TORCH_CHECK(seen_through || act_apart(shift_leg, scale_leg) ||
                         is_constant_within(scale_leg.channel_of, shift_leg.channel_of,
                                            tensor.tensor.size(shift_leg.axis)),

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ddc/frame/plan.h"
+#include "frame/plan.h"
 
 namespace ddc {
 

@@ -1,11 +1,11 @@
-#include "ddc/frame/polar.h"
+#include "frame/polar.h"
 
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "ddc/frame/scalar_rule.h"
+#include "frame/scalar_rule.h"
 
 namespace ddc {
 namespace {
@@ -62,7 +62,7 @@ void restore_norms_(const Plan& plan, Chart& chart) {
 
 void move_radius_(const Plan& plan, const RadialMode& mode, Chart& chart, ScalarMoments& moments,
                   const StepSettings& settings) {
-  const auto& gauge = plan.gauges[mode.gauge].gauge;
+  const auto& treatment = plan.gauges[mode.gauge].treatment;
   const double norm_square = mode.weight_norm_squared;
   auto live = chart.nodes[mode.nodes.front()].live;
   auto log_s = at::zeros_like(chart.nodes[mode.nodes.front()].log_rho);
@@ -75,7 +75,7 @@ void move_radius_(const Plan& plan, const RadialMode& mode, Chart& chart, Scalar
   }
   gradient = at::where(live, gradient / norm_square, 0.0);  // dL / d log s
   at::Tensor change;
-  if (gauge.radial == Radial::linear) {
+  if (treatment.radial == Radial::linear) {
     const auto s = log_s.exp();
     const double s_star = settings.weight_decay > 0 ? 1 / (norm_square * settings.weight_decay) : 0;
     gradient = gradient / s.clamp_min(std::max(s_star / 5, 1e-300));
@@ -88,7 +88,7 @@ void move_radius_(const Plan& plan, const RadialMode& mode, Chart& chart, Scalar
     const auto step = scalar_step(moments, gradient * norm, settings);
     change = (step - norm * settings.lr * settings.weight_decay) * norm;
   }
-  change = at::where(live, change.clamp(-gauge.max_log_step, gauge.max_log_step), 0.0);
+  change = at::where(live, change.clamp(-treatment.max_log_step, treatment.max_log_step), 0.0);
   for (size_t i = 0; i < mode.nodes.size(); ++i) {
     const auto log_factor = change * (mode.weights[i] / norm_square);
     chart.nodes[mode.nodes[i]].log_factor += log_factor;

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ddc/frame/frame.h"
-#include "ddc/frame/polar.h"
-#include "ddc/frame/shift.h"
+#include "frame/frame.h"
+#include "frame/polar.h"
+#include "frame/shift.h"
 #include "legs.h"
 
 namespace ddc {
@@ -20,7 +20,7 @@ constexpr int kMostProjections = 50;
 void Frame::project_shifts_(Chart& chart, Tensors& vectors, bool ignore_rounding) const {
   for (const size_t k : chart.component->gauges) {
     const auto& gauge = plan_.gauges[k];
-    if (!gauge.is_shift() || !chart.active[k]) continue;
+    if (!gauge.is_shift() || !chart.active[k] || gauge.projects(Projection::never)) continue;
     if (!vectors[gauge.legs.front().tensor].defined()) continue;  // a gain that takes no step
     // A mean along an axis that is turned is one in the axes before they were.
     const auto turn_axis = [&](const BoundLeg& leg, bool back) {
@@ -51,13 +51,19 @@ void Frame::project_shifts_(Chart& chart, Tensors& vectors, bool ignore_rounding
   }
 }
 
-void Frame::find_angles_(Chart& chart, const Tensors& steps) const {
+void Frame::find_angles_(Chart& chart, const Tensors& steps, Projection when) const {
+  const auto is_projected = [&](size_t k) {
+    const auto& gauge = plan_.gauges[k];
+    return gauge.gauge.mixes() && chart.active[k] && gauge.projects(when) &&
+           std::all_of(gauge.legs.begin(), gauge.legs.end(),
+                       [&](const BoundLeg& leg) { return steps[leg.tensor].defined(); });
+  };
   std::vector<size_t> mixing;
   Tensors grams(plan_.gauges.size());
   Tensors moments(plan_.gauges.size());
   for (const size_t k : chart.component->gauges) {
     const auto& gauge = plan_.gauges[k].gauge;
-    if (!gauge.mixes() || !chart.active[k]) continue;
+    if (!is_projected(k)) continue;
     mixing.push_back(k);
     grams[k] = at::zeros({gauge.blocks(), gauge.block, gauge.block}, at::kDouble);
     moments[k] = at::zeros_like(grams[k]);
@@ -69,7 +75,7 @@ void Frame::find_angles_(Chart& chart, const Tensors& steps) const {
   bool any_shared = false;
   for (const size_t t : chart.component->tensors) {
     const auto& uses = plan_.tensors[t].blocks;
-    const auto active = [&](const TensorPlan::Use& use) { return chart.active[use.gauge]; };
+    const auto active = [&](const TensorPlan::Use& use) { return is_projected(use.gauge); };
     if (std::none_of(uses.begin(), uses.end(), active)) continue;
     const auto x = coordinates_of(chart, t);
     for (const auto& use : uses) {
@@ -95,7 +101,7 @@ void Frame::find_angles_(Chart& chart, const Tensors& steps) const {
       if (!x.defined()) continue;
       const auto along = along_orbit(leg, angle, x);
       for (const auto& use : plan_.tensors[leg.tensor].blocks) {
-        if (!chart.active[use.gauge] || (use.gauge == k && use.leg == l)) continue;
+        if (!is_projected(use.gauge) || (use.gauge == k && use.leg == l)) continue;
         moments[use.gauge] -= orbit_moment(plan_.gauges[use.gauge].legs[use.leg], along, x);
       }
     }
@@ -135,9 +141,22 @@ void Frame::project_gradients_(Chart& chart) const {
       plan_, chart, [&](size_t t) { return coordinates_of(chart, t); }, chart.g);
 }
 
+bool Frame::projects_momenta(const Component& component) const {
+  return std::any_of(component.gauges.begin(), component.gauges.end(),
+                     [&](size_t k) { return plan_.gauges[k].projects(Projection::momentum); });
+}
+
+void Frame::project_momenta_(Chart& chart, Tensors& momenta) const {
+  find_angles_(chart, momenta, Projection::momentum);
+  for (const size_t t : chart.component->tensors) {
+    if (momenta[t].defined()) take_out_(chart, t, coordinates_of(chart, t), momenta[t]);
+  }
+  for (auto& angle : chart.angles) angle.reset();
+}
+
 void Frame::project_steps_(Chart& chart, Tensors& steps) const {
   project_shifts_(chart, steps, /*ignore_rounding=*/false);
-  find_angles_(chart, steps);
+  find_angles_(chart, steps, Projection::step);
   if (chart.component->nodes.empty()) return;
   // What is left of a radius is a matter of the steps as they will be made.
   for (const size_t t : chart.component->tensors) {

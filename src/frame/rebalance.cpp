@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cmath>
 
-#include "ddc/frame/frame.h"
-#include "ddc/frame/polar.h"
-#include "ddc/frame/scalar_rule.h"
-#include "ddc/frame/section.h"
+#include "frame/frame.h"
+#include "frame/polar.h"
+#include "frame/scalar_rule.h"
+#include "frame/section.h"
 #include "legs.h"
 #include "sweeps.h"
 
@@ -26,10 +26,10 @@ void Frame::update_binding_(const Chart& chart, size_t k) {
   // A channel that was bound before goes back to the place where it was held.
   const auto first_time = entering & state.known.logical_not();
   const auto r = ratio(gauge, chart.squares, smallest).value;
-  state.bound = (state.bound & now.alive) | entering;
-  state.known = state.known | entering;
-  state.target = at::where(first_time, now.value, state.target);
-  state.held = at::where(first_time, r + state.log_unit * gauge.ratio_weight(), state.held);
+  state.bound.logical_and_(now.alive).logical_or_(entering);
+  state.known.logical_or_(entering);
+  state.target.copy_(at::where(first_time, now.value, state.target));
+  state.held.copy_(at::where(first_time, r + state.log_unit * gauge.ratio_weight(), state.held));
   state.imbalance =
       at::where(state.bound, now.value - state.target, 0.0).abs().max().item<double>();
 }
@@ -37,14 +37,14 @@ void Frame::update_binding_(const Chart& chart, size_t k) {
 void Frame::move_vertical_(const Chart& chart, size_t k, const StepSettings& settings) {
   const auto& gauge = plan_.gauges[k];
   auto& state = gauge_states_[k];
-  if (gauge.gauge.vertical == Vertical::frozen) return;
+  if (gauge.treatment.vertical == Vertical::frozen) return;
   // Along the orbit of an invariant loss there is nothing but rounding, which Adam would blow up to
   // steps of full size. What is smaller than the root of the precision, relative to the terms that
   // were added up, is not taken for a gradient. Both numbers are invariant.
   const double smallest = std::sqrt(precision(plan_, gauge));
   auto gradient = chart.charge[k];
   gradient = at::where(gradient.abs() > chart.charge_scale[k] * smallest, gradient, 0.0);
-  const bool divide = gauge.gauge.vertical == Vertical::adam;
+  const bool divide = gauge.treatment.vertical == Vertical::adam;
   if (gauge.is_scale()) {
     gradient = at::where(state.bound, gradient / gauge.exponent_norm, 0.0);
     const auto log_c =
@@ -97,7 +97,7 @@ void Frame::sweep_(Chart& chart, const std::vector<size_t>& sections) {
                                                 leg_factor(scaled, move, +2, x.options()));
           }
         }
-        if (difference > gauge.gauge.rebalance_above) largest = std::max(largest, difference);
+        if (difference > gauge.treatment.rebalance_above) largest = std::max(largest, difference);
         continue;
       }
       const auto now = section(gauge, chart.squares, smallest_norm(plan_, gauge));
@@ -117,11 +117,14 @@ void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) 
   std::vector<size_t> sections;
   for (const size_t k : component.gauges) {
     const auto& gauge = plan_.gauges[k];
-    if (!chart.active[k]) continue;
+    if (!chart.active[k] || gauge.projects(Projection::never)) continue;
     if (gauge.is_scale() || gauge.is_linear()) sections.push_back(k);
     if (gauge.is_scale()) continue;
     gauge_states_[k].imbalance = chart.projected[k];
-    if (gauge.is_shift()) move_vertical_(chart, k, settings_of(k, settings));
+    if (!gauge.is_shift()) continue;
+    const auto& own = settings_of(k, settings);
+    move_vertical_(chart, k, own);
+    if (gauge.treatment.decay_held) gauge_states_[k].held.mul_(1 - own.lr * own.weight_decay);
   }
   for (const size_t t : component.tensors) {
     chart.squares[t] = AxisSquares(chart.x[t]);
@@ -141,20 +144,21 @@ void Frame::rebalance_(Chart& chart, const std::vector<StepSettings>& settings) 
     if (!gauge.is_scale()) continue;
     move_vertical_(chart, k, settings_of(k, settings));
     // In all other coordinates a unit that is left alone is an r that is left alone.
-    if (gauge.coordinates != Coordinates::folded) continue;
+    if (!gauge.is_folded()) continue;
     const auto r = ratio(gauge, chart.squares, smallest_norm(plan_, gauge));
-    if (gauge.hold == Hold::ratio) {
-      state.log_unit = at::where(state.bound & r.alive,
-                                 (state.held - r.value) / gauge.ratio_weight(), state.log_unit);
+    if (gauge.treatment.hold == Hold::ratio) {
+      state.log_unit.copy_(at::where(
+          state.bound & r.alive, (state.held - r.value) / gauge.ratio_weight(), state.log_unit));
     } else {
-      state.held =
-          at::where(state.bound, r.value + state.log_unit * gauge.ratio_weight(), state.held);
+      state.held.copy_(
+          at::where(state.bound, r.value + state.log_unit * gauge.ratio_weight(), state.held));
     }
   }
   chart.squares.clear();
   for (const size_t k : component.gauges) {
     const auto& gauge = plan_.gauges[k];
-    if (gauge.gauge.mixes() && gauge.gauge.procrustes && chart.active[k]) {
+    if (gauge.gauge.mixes() && gauge.treatment.procrustes && chart.active[k] &&
+        gauge.projects(Projection::step)) {
       procrustes_(gauge, chart.before, chart.x);
     }
   }

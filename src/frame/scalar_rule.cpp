@@ -1,4 +1,4 @@
-#include "ddc/frame/scalar_rule.h"
+#include "frame/scalar_rule.h"
 
 #include <ATen/ATen.h>
 
@@ -8,12 +8,8 @@ namespace ddc {
 
 at::Tensor scalar_step(ScalarMoments& moments, const at::Tensor& gradient,
                        const StepSettings& settings, bool divide) {
-  if (!moments.first.defined()) {
-    moments.first = at::zeros_like(gradient);
-    moments.second = at::zeros_like(gradient);
-  }
   ++moments.step;
-  const auto t = static_cast<double>(moments.step);
+  const auto t = static_cast<double>(moments.step.get());
   moments.first.mul_(settings.beta1).add_(gradient, 1 - settings.beta1);
   moments.second.mul_(settings.beta2).addcmul_(gradient, gradient, 1 - settings.beta2);
   auto direction = moments.first / (1 - std::pow(settings.beta1, t));

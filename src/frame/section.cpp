@@ -1,4 +1,4 @@
-#include "ddc/frame/section.h"
+#include "frame/section.h"
 
 #include <ATen/ATen.h>
 
@@ -32,7 +32,7 @@ at::Tensor usual_log_norm(const GaugePlan& gauge, const Side& side) {
   return gauge.first_reference.log() * (side.exponent / std::abs(exponent));
 }
 
-bool is_folded(const GaugePlan& gauge) { return gauge.coordinates == Coordinates::folded; }
+bool is_folded(const GaugePlan& gauge) { return gauge.is_folded(); }
 
 }  // namespace
 
@@ -84,7 +84,7 @@ at::Tensor section_target(const GaugePlan& gauge) {
   }
   if (gauge.minus.empty()) return gauge.plus.reference.log();
   if (gauge.plus.empty()) return -gauge.minus.reference.log();
-  if (gauge.coordinates == Coordinates::standard) {
+  if (gauge.treatment.coordinates == Coordinates::standard) {
     return usual_log_norm(gauge, gauge.plus) - usual_log_norm(gauge, gauge.minus);
   }
   return at::zeros({gauge.gauge.channels}, at::kDouble);

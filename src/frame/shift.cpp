@@ -1,4 +1,4 @@
-#include "ddc/frame/shift.h"
+#include "frame/shift.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "ddc/frame/squares.h"
+#include "frame/squares.h"
 
 #include <ATen/ATen.h>
 

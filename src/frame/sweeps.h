@@ -1,6 +1,6 @@
 #pragma once
 
-#include "ddc/frame/plan.h"
+#include "frame/plan.h"
 
 // Sections of gauges that couple are found by sweeps over the gauges until nothing moves.
 

@@ -1,4 +1,4 @@
-#include "ddc/gauge/block_map.h"
+#include "gauge/block_map.h"
 
 #include <ATen/ATen.h>
 

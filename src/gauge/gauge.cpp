@@ -143,14 +143,6 @@ void validate_block(const Gauge& gauge) {
               "': block must be > 1 for a rotation, got ", gauge.block);
   TORCH_CHECK(!gauge.fixes_ones || gauge.action == Action::rotation, "gauge '", gauge.name,
               "': fixes_ones is for rotations");
-  TORCH_CHECK(gauge.tau >= 0 && gauge.tau < 1, "gauge '", gauge.name,
-              "': tau must be in [0, 1), got ", gauge.tau);
-  TORCH_CHECK(gauge.frame_drift > 0, "gauge '", gauge.name, "': frame_drift must be > 0, got ",
-              gauge.frame_drift);
-  TORCH_CHECK(gauge.frame_interval > 0, "gauge '", gauge.name,
-              "': frame_interval must be > 0, got ", gauge.frame_interval);
-  TORCH_CHECK(gauge.rebalance_above >= 0 && gauge.rebalance_above < 1, "gauge '", gauge.name,
-              "': rebalance_above must be in [0, 1), got ", gauge.rebalance_above);
 }
 
 }  // namespace
@@ -160,8 +152,6 @@ void validate(const Gauge& gauge, const Parameters& params) {
   TORCH_CHECK(gauge.channels > 0, "gauge '", gauge.name, "': channels must be > 0, got ",
               gauge.channels);
   TORCH_CHECK(!gauge.legs.empty(), "gauge '", gauge.name, "' has no legs");
-  TORCH_CHECK(gauge.max_log_step > 0 && std::isfinite(gauge.max_log_step), "gauge '", gauge.name,
-              "': max_log_step must be finite and > 0, got ", gauge.max_log_step);
   validate_block(gauge);
   std::vector<bool> in_use(gauge.channels, false);
   for (size_t k = 0; k < gauge.legs.size(); ++k) validate_leg(gauge, k, params, in_use);
@@ -220,93 +210,6 @@ std::string group_name(const Gauge& gauge, const Parameters& params) {
   }
   if (power == 1) return base;
   return (scale ? "(R+)" : base) + "^" + std::to_string(power);
-}
-
-const char* to_string(Action action) {
-  switch (action) {
-    case Action::scale:
-      return "scale";
-    case Action::shift:
-      return "shift";
-    case Action::rotation:
-      return "rotation";
-    case Action::linear:
-      return "linear";
-    case Action::exchange:
-      return "exchange";
-  }
-  return "?";
-}
-
-const char* to_string(Coordinates coordinates) {
-  switch (coordinates) {
-    case Coordinates::folded:
-      return "folded";
-    case Coordinates::balanced:
-      return "balanced";
-    case Coordinates::standard:
-      return "standard";
-    case Coordinates::polar:
-      return "polar";
-  }
-  return "?";
-}
-
-const char* to_string(Hold hold) { return hold == Hold::ratio ? "ratio" : "unit"; }
-
-const char* to_string(Vertical vertical) {
-  switch (vertical) {
-    case Vertical::frozen:
-      return "frozen";
-    case Vertical::sgd:
-      return "sgd";
-    case Vertical::adam:
-      return "adam";
-  }
-  return "?";
-}
-
-const char* to_string(Radial radial) { return radial == Radial::linear ? "linear" : "log"; }
-
-const char* to_string(SecondMoment second_moment) {
-  switch (second_moment) {
-    case SecondMoment::transported:
-      return "transported";
-    case SecondMoment::body_frame:
-      return "body_frame";
-    case SecondMoment::body_frame_topk:
-      return "body_frame_topk";
-    case SecondMoment::per_head_scalar:
-      return "per_head_scalar";
-    case SecondMoment::per_head_matrix:
-      return "per_head_matrix";
-    case SecondMoment::none:
-      return "none";
-  }
-  return "?";
-}
-
-std::vector<Gauge> with(std::vector<Gauge> gauges, Coordinates coordinates) {
-  for (auto& gauge : gauges) gauge.coordinates = coordinates;
-  return gauges;
-}
-
-std::vector<Gauge> with(std::vector<Gauge> gauges, const std::string& kind,
-                        Coordinates coordinates) {
-  for (auto& gauge : gauges) {
-    if (gauge.kind == kind) gauge.coordinates = coordinates;
-  }
-  return gauges;
-}
-
-std::vector<Gauge> with(std::vector<Gauge> gauges, Vertical vertical) {
-  for (auto& gauge : gauges) gauge.vertical = vertical;
-  return gauges;
-}
-
-std::vector<Gauge> with(std::vector<Gauge> gauges, SecondMoment second_moment) {
-  for (auto& gauge : gauges) gauge.second_moment = second_moment;
-  return gauges;
 }
 
 }  // namespace ddc

@@ -2,9 +2,9 @@
 
 #include <ATen/ATen.h>
 
-#include "ddc/gauge/block_map.h"
 #include "ddc/gauge/channel_map.h"
 #include "ddc/gauge/gauge.h"
+#include "gauge/block_map.h"
 
 namespace ddc {
 

@@ -1,4 +1,4 @@
-#include "ddc/linalg/minimax.h"
+#include "linalg/minimax.h"
 
 #include <c10/util/Exception.h>
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "ddc/linalg/minimax.h"
+#include "linalg/minimax.h"
 
 namespace ddc {
 namespace {
@@ -260,20 +260,6 @@ void for_each_index(int64_t count, const Work& work) {
 }
 
 }  // namespace
-
-const char* to_string(PolarMethod method) {
-  switch (method) {
-    case PolarMethod::exact:
-      return "exact";
-    case PolarMethod::fast:
-      return "fast";
-    case PolarMethod::sharpen:
-      return "sharpen";
-    case PolarMethod::newton_schulz:
-      return "newton_schulz";
-  }
-  return "unknown";
-}
 
 at::Tensor polar_factor(const at::Tensor& m, PolarMethod method) {
   TORCH_CHECK(m.dim() >= 2,

@@ -1,4 +1,4 @@
-#include "ddc/linalg/rotation.h"
+#include "linalg/rotation.h"
 
 #include <ATen/ATen.h>
 

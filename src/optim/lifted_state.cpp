@@ -10,6 +10,8 @@
 #include <set>
 
 #include "ddc/optim/lifted.h"
+#include "frame/frame.h"
+#include "gauge/gauge_fields.h"
 
 namespace ddc {
 
@@ -18,186 +20,171 @@ using nlohmann::json;
 namespace {
 
 constexpr const char* kDescriptionKey = "description";
+constexpr int kVersion = 2;
 
-struct Field {
-  std::string name;
-  at::Tensor* tensor;
-};
-
-std::vector<Field> fields(GaugeState& state) {
-  return {{"log_unit", &state.log_unit},
-          {"target", &state.target},
-          {"held", &state.held},
-          {"bound", &state.bound},
-          {"known", &state.known},
-          {"frame", &state.frame},
-          {"eigenvalues", &state.eigenvalues}};
+StateTensors fields(ScalarMoments& moments, const std::string& prefix) {
+  if (!moments.first.defined()) return {};
+  return {{prefix + "first", &moments.first},
+          {prefix + "second", &moments.second},
+          {prefix + "step", &moments.step.tensor()}};
 }
 
-std::vector<Field> fields(ScalarMoments& moments) {
-  return {{"first", &moments.first}, {"second", &moments.second}};
-}
-
-json describe(const Gauge& gauge, const GaugePlan& plan) {
-  json legs = json::array();
-  for (const auto& leg : gauge.legs) {
-    legs.push_back({{"tensor", leg.tensor},
-                    {"axis", leg.axis},
-                    {"exponent", leg.exponent},
-                    {"offset", leg.offset},
-                    {"channel_of", leg.channel_of}});
-    if (leg.head_size > 0) legs.back()["head_size"] = leg.head_size;
-    if (leg.through.empty()) continue;
-    legs.back()["through"] = {{"gain", leg.through.gain},
-                              {"gain_offset", leg.through.gain_offset},
-                              {"shift", leg.through.shift},
-                              {"bias", leg.through.bias}};
-  }
-  json result = {{"name", gauge.name},
-                 {"action", to_string(gauge.action)},
-                 {"coordinates", to_string(plan.coordinates)},
-                 {"hold", to_string(plan.hold)},
-                 {"vertical", to_string(gauge.vertical)},
-                 {"radial", to_string(gauge.radial)},
-                 {"channels", gauge.channels},
-                 {"legs", legs}};
+/// What a gauge remembers: the one list of it.
+StateTensors fields(GaugeState& state, const Gauge& gauge) {
+  StateTensors result{{"log_unit", &state.log_unit},
+                      {"target", &state.target},
+                      {"held", &state.held},
+                      {"bound", &state.bound},
+                      {"known", &state.known},
+                      {"frame", &state.frame},
+                      {"eigenvalues", &state.eigenvalues}};
+  std::erase_if(result, [](const auto& field) { return !field.second->defined(); });
+  for (auto& field : fields(state.vertical, "vertical.")) result.push_back(std::move(field));
   if (gauge.mixes()) {
-    result["block"] = gauge.block;
-    result["fixes_ones"] = gauge.fixes_ones;
-    result["second_moment"] = to_string(gauge.second_moment);
-    result["tau"] = gauge.tau;
-    result["frame_drift"] = gauge.frame_drift;
-    result["frame_interval"] = gauge.frame_interval;
-    result["procrustes"] = gauge.procrustes;
-    result["rebalance_above"] = gauge.rebalance_above;
+    result.emplace_back("age", &state.age.tensor());
+    result.emplace_back("recomputed", &state.recomputed.tensor());
   }
   return result;
+}
+
+json written(const OptionValues& values) {
+  json result = json::object();
+  for (const auto& [name, value] : values) {
+    result[name] = std::visit([](const auto& v) { return json(v); }, value);
+  }
+  return result;
+}
+
+OptionValues read_options(const json& object) {
+  OptionValues values;
+  for (const auto& [name, value] : object.items()) {
+    if (value.is_boolean()) {
+      values[name] = value.get<bool>();
+    } else if (value.is_number_integer()) {
+      values[name] = value.get<int64_t>();
+    } else if (value.is_number()) {
+      values[name] = value.get<double>();
+    } else {
+      values[name] = value.get<std::string>();
+    }
+  }
+  return values;
 }
 
 /// Collects what a load will do, so that nothing is done before everything has been checked.
 class Loader {
  public:
-  explicit Loader(const std::map<std::string, at::Tensor>& tensors) : tensors_(tensors) {}
+  Loader(const std::map<std::string, at::Tensor>& tensors, bool adopt)
+      : tensors_(tensors), adopt_(adopt) {}
 
-  const at::Tensor* find(const std::string& key) {
-    const auto found = tensors_.find(key);
-    if (found == tensors_.end()) return nullptr;
-    used_.insert(key);
-    return &found->second;
-  }
+  bool has(const std::string& key) const { return tensors_.contains(key); }
 
   /// Replaces `slot` by the tensor called `key`, which must have the shape and type given.
   void replace(const std::string& key, at::Tensor* slot, at::IntArrayRef shape, at::ScalarType type,
                at::Device device) {
-    const auto* tensor = find(key);
-    TORCH_CHECK(tensor != nullptr, "optimizer state has no tensor '", key, "'");
-    TORCH_CHECK(tensor->sizes() == shape && tensor->scalar_type() == type, "optimizer state '", key,
-                "' is of type ", tensor->scalar_type(), " and shape ", tensor->sizes(),
-                ", expected ", type, " and ", shape);
-    actions_.push_back([slot, tensor, device] { *slot = tensor->to(device).clone(); });
-  }
-
-  int64_t count(const std::string& key, int64_t* slot) {
-    const auto* tensor = find(key);
-    TORCH_CHECK(tensor != nullptr, "optimizer state has no tensor '", key, "'");
-    TORCH_CHECK(tensor->scalar_type() == at::kLong && tensor->numel() == 1, "optimizer state '",
-                key, "' must be one int64, is ", tensor->scalar_type(), " of shape ",
-                tensor->sizes());
-    const auto value = tensor->item<int64_t>();
-    TORCH_CHECK(value >= 0, "optimizer state '", key, "' must be >= 0, is ", value);
-    actions_.push_back([slot, value] { *slot = value; });
-    return value;
-  }
-
-  /// Moments are there once the rule has run.
-  void replace(const std::string& key, ScalarMoments* slot, at::IntArrayRef shape,
-               at::Device device) {
-    const bool has_run = count(key + "step", &slot->step) > 0;
-    for (const auto& field : fields(*slot)) {
-      if (has_run) {
-        replace(key + field.name, field.tensor, shape, at::kDouble, device);
-      } else {
-        actions_.push_back([tensor = field.tensor] { *tensor = at::Tensor(); });
-      }
+    const auto found = tensors_.find(key);
+    TORCH_CHECK(found != tensors_.end(), "optimizer state has no tensor '", key, "'");
+    used_.insert(key);
+    const auto& tensor = found->second;
+    TORCH_CHECK(tensor.sizes() == shape && tensor.scalar_type() == type, "optimizer state '", key,
+                "' is of type ", tensor.scalar_type(), " and shape ", tensor.sizes(), ", expected ",
+                type, " and ", shape);
+    if (type == at::kLong) {
+      const auto count = tensor.item<int64_t>();
+      TORCH_CHECK(count >= 0, "optimizer state '", key, "' must be >= 0, is ", count);
     }
+    actions_.push_back([slot, &tensor, device, type, adopt = adopt_] {
+      *slot = adopt ? tensor.to(device)
+                    : tensor.detach().to(device, type, /*non_blocking=*/false, /*copy=*/true);
+    });
+  }
+  void replace(const std::string& key, at::Tensor* slot) {
+    replace(key, slot, slot->sizes(), slot->scalar_type(), slot->device());
   }
 
-  void commit() {
+  void check_all_used() const {
     for (const auto& [key, tensor] : tensors_) {
-      TORCH_CHECK(used_.count(key) > 0, "optimizer state holds a tensor '", key,
+      TORCH_CHECK(used_.contains(key), "optimizer state holds a tensor '", key,
                   "', which this optimizer does not know");
     }
+  }
+  void commit() const {
     for (const auto& action : actions_) action();
   }
 
  private:
   const std::map<std::string, at::Tensor>& tensors_;
+  bool adopt_;
   std::vector<std::function<void()>> actions_;
   std::set<std::string> used_;
 };
 
-std::string param_key(const TensorPlan& tensor) { return "param." + tensor.name + "."; }
-std::string gauge_key(const GaugePlan& gauge) { return "gauge." + gauge.gauge.name + "."; }
-std::string radial_key(const Plan& plan, const RadialMode& mode) {
-  return "radial." + plan.gauges[mode.gauge].gauge.name + "." + std::to_string(mode.nodes.front()) +
-         ".";
+}  // namespace
+
+std::string StateSlot::key_in_parameter() const {
+  return owner == Owner::parameter ? field : key();
 }
 
-at::Tensor number(int64_t value) { return at::scalar_tensor(value, at::kLong); }
+std::string StateSlot::key() const {
+  const char* scope = owner == Owner::parameter ? "param."
+                      : owner == Owner::gauge   ? "gauge."
+                                                : "radial.";
+  return scope + name + "." + field;
+}
 
-}  // namespace
+std::string LiftedOptimizer::symmetries() const {
+  json gauges = json::array();
+  for (const auto& gauge : frame_->plan().gauges) {
+    gauges.push_back({{"gauge", fields_json::Writer::written(gauge.gauge, "")},
+                      {"treatment", written(values_of(gauge.treatment))}});
+  }
+  json heads = json::array();
+  for (const auto& gauge : unbound_) heads.push_back(gauge.name);
+  return json{{"gauges", gauges}, {"not_bound", heads}}.dump();
+}
 
 std::string LiftedOptimizer::description() const {
   json groups = json::array();
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     json params = json::array();
-    for (const auto& tensor : frame_.plan().tensors) {
+    for (const auto& tensor : frame_->plan().tensors) {
       if (tensor.param_group == g) params.push_back(tensor.name);
     }
-    groups.push_back({{"params", params}, {"options", options_of(g).values()}});
+    groups.push_back({{"params", params}, {"options", written(options_of(g).values())}});
   }
-  json gauges = json::array();
-  for (size_t k = 0; k < gauges_.size(); ++k) {
-    gauges.push_back(describe(gauges_[k], frame_.plan().gauges[k]));
-  }
-  return json{{"optimizer", name()}, {"version", 1}, {"groups", groups}, {"gauges", gauges}}.dump();
+  return json{{"optimizer", name()},
+              {"version", kVersion},
+              {"groups", groups},
+              {"symmetries", json::parse(symmetries())}}
+      .dump();
 }
 
 std::vector<StateSlot> LiftedOptimizer::state_slots() {
   std::vector<StateSlot> slots;
-  const auto& plan = frame_.plan();
-  const auto add_moments = [&](size_t parameter, const std::string& scope,
-                               const std::string& prefix, ScalarMoments& moments) {
-    for (const auto& field : fields(moments)) {
-      slots.push_back({parameter, scope, prefix + field.name, field.tensor});
+  const auto& plan = frame_->plan();
+  const auto add = [&](StateSlot::Owner owner, size_t parameter, const std::string& name,
+                       const StateTensors& tensors) {
+    for (const auto& [field, tensor] : tensors) {
+      if (tensor->defined()) slots.push_back({owner, parameter, name, field, tensor});
     }
-    slots.push_back({parameter, scope, prefix + "step", nullptr, &moments.step});
   };
   for (size_t t = 0; t < plan.tensors.size(); ++t) {
     const auto found = state_.find(plan.tensors[t].tensor.unsafeGetTensorImpl());
     if (found == state_.end()) continue;
     auto& state = static_cast<LiftedParamState&>(*found->second);
-    const auto scope = param_key(plan.tensors[t]);
-    slots.push_back({t, scope, "step", nullptr, &state.step});
-    for (const auto& [field, tensor] : state.tensors()) slots.push_back({t, scope, field, tensor});
+    add(StateSlot::Owner::parameter, t, plan.tensors[t].name, {{"step", &state.step.tensor()}});
+    add(StateSlot::Owner::parameter, t, plan.tensors[t].name, state.tensors());
   }
   for (size_t k = 0; k < gauges_.size(); ++k) {
-    auto& state = frame_.gauge_states()[k];
-    const size_t owner = plan.gauges[k].legs.front().tensor;
-    const auto scope = gauge_key(plan.gauges[k]);
-    for (const auto& field : fields(state)) {
-      slots.push_back({owner, scope, field.name, field.tensor});
-    }
-    add_moments(owner, scope, "vertical.", state.vertical);
-    if (gauges_[k].mixes()) {
-      slots.push_back({owner, scope, "age", nullptr, &state.age});
-      slots.push_back({owner, scope, "recomputed", nullptr, &state.recomputed});
-    }
+    add(StateSlot::Owner::gauge, plan.gauges[k].legs.front().tensor, gauges_[k].name,
+        fields(frame_->gauge_states()[k], gauges_[k]));
   }
-  for (size_t m = 0; m < frame_.radial_states().size(); ++m) {
+  for (size_t m = 0; m < frame_->radial_states().size(); ++m) {
     const auto& mode = plan.radial_modes[m];
-    add_moments(plan.gauges[mode.gauge].legs.front().tensor, radial_key(plan, mode), "",
-                frame_.radial_states()[m]);
+    const auto& gauge = plan.gauges[mode.gauge];
+    add(StateSlot::Owner::radius, gauge.legs.front().tensor,
+        gauge.gauge.name + "." + std::to_string(mode.nodes.front()),
+        fields(frame_->radial_states()[m], ""));
   }
   return slots;
 }
@@ -207,23 +194,30 @@ OptimizerState LiftedOptimizer::state_dict() const {
   result.description = description();
   // The slots are only read.
   for (const auto& slot : const_cast<LiftedOptimizer*>(this)->state_slots()) {
-    const auto value = slot.count != nullptr ? number(*slot.count) : *slot.tensor;
-    if (value.defined()) result.tensors[slot.scope + slot.field] = value.detach().clone();
+    result.tensors[slot.key()] = slot.tensor->detach().clone();
   }
   return result;
 }
 
 void LiftedOptimizer::reset_state() {
   std::vector<GroupedParameter> parameters;
-  for (const auto& tensor : frame_.plan().tensors) {
+  for (const auto& tensor : frame_->plan().tensors) {
     parameters.push_back({{tensor.name, tensor.tensor}, tensor.param_group});
   }
-  frame_ = Frame(parameters, gauges_);
+  auto gauges = gauges_;
+  gauges.insert(gauges.end(), unbound_.begin(), unbound_.end());
+  frame_ = std::make_unique<Frame>(parameters, gauges, treatments_);
   state_.clear();
+  make_states_();
 }
 
-void LiftedOptimizer::set_options(size_t group, const std::map<std::string, double>& values) {
-  dynamic_cast<LiftedOptions&>(param_groups_.at(group).options()).assign(values);
+void LiftedOptimizer::set_options(size_t group, const OptionValues& values) {
+  // Tried out on a copy, so that values that do not pass leave the group's options alone.
+  auto copy = param_groups_.at(group).options().clone();
+  auto& options = dynamic_cast<LiftedOptions&>(*copy);
+  options.list().assign(values, name());
+  options.check();
+  param_groups_.at(group).set_options(std::move(copy));
 }
 
 void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
@@ -232,8 +226,12 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
     saved = json::parse(state.description);
     TORCH_CHECK(saved.at("optimizer") == name(), "optimizer state is that of '",
                 saved.at("optimizer").get<std::string>(), "', not of '", name(), "'");
-    TORCH_CHECK(saved.at("version") == 1, "optimizer state has version ",
-                saved.at("version").dump(), "; this library reads version 1");
+    TORCH_CHECK(
+        saved.at("version") != 1,
+        "optimizer state was written by ddc 0.1, which did not store how gauges are treated: "
+        "start a new optimizer at the checkpoint's weights, or finish the run with 0.1");
+    TORCH_CHECK(saved.at("version") == kVersion, "optimizer state has version ",
+                saved.at("version").dump(), "; this library reads version ", kVersion);
   } catch (const json::exception& error) {
     TORCH_CHECK(false, "optimizer state has no readable description: ", error.what());
   }
@@ -246,11 +244,15 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
     const auto params = groups[g].is_object() ? groups[g].value("params", json()) : json();
     TORCH_CHECK(params == own["groups"][g]["params"], "optimizer state: param group ", g, " holds ",
                 params.dump(), ", the optimizer's holds ", own["groups"][g]["params"].dump());
-    // Tried out on a copy, so that values that do not pass leave the group's options alone.
     auto copy = param_groups_[g].options().clone();
     try {
-      const auto values = groups[g].at("options").get<std::map<std::string, double>>();
-      dynamic_cast<LiftedOptions&>(*copy).assign(values);
+      auto& given = dynamic_cast<LiftedOptions&>(*copy);
+      const auto values = read_options(groups[g].at("options"));
+      for (const auto& option : given.list()) {
+        TORCH_CHECK(values.contains(option.name()), "option ", option.name(), " is missing");
+      }
+      given.list().assign(values, name());
+      given.check();
     } catch (const json::exception& error) {
       TORCH_CHECK(false, "optimizer state: the options of param group ", g,
                   " cannot be read: ", error.what());
@@ -259,66 +261,76 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
     }
     options.push_back(std::move(copy));
   }
-  const auto& gauges = saved["gauges"];
-  TORCH_CHECK(gauges.is_array() && gauges.size() == gauges_.size(), "optimizer state has ",
-              gauges.size(), " gauges, the optimizer ", gauges_.size());
-  for (size_t k = 0; k < gauges_.size(); ++k) {
-    TORCH_CHECK(gauges[k] == own["gauges"][k], "optimizer state: gauge ", k, " is ",
-                gauges[k].dump(), ", the optimizer's is ", own["gauges"][k].dump());
+  const auto& symmetries = saved["symmetries"];
+  const auto gauges = symmetries.is_object() ? symmetries.value("gauges", json()) : json();
+  const auto& own_gauges = own["symmetries"]["gauges"];
+  TORCH_CHECK(gauges.is_array() && gauges.size() == own_gauges.size(), "optimizer state has ",
+              gauges.size(), " gauges, the optimizer ", own_gauges.size());
+  for (size_t k = 0; k < own_gauges.size(); ++k) {
+    TORCH_CHECK(gauges[k] == own_gauges[k], "optimizer state: gauge ", k, " is ", gauges[k].dump(),
+                ", the optimizer's is ", own_gauges[k].dump());
   }
-  load_tensors(state.tensors);
+  TORCH_CHECK(saved["symmetries"] == own["symmetries"],
+              "optimizer state: other gauges were not bound than here");
+  // The options decide what state there is.
   for (size_t g = 0; g < param_groups_.size(); ++g) {
+    auto before = param_groups_[g].options().clone();
     param_groups_[g].set_options(std::move(options[g]));
+    options[g] = std::move(before);
+  }
+  try {
+    load_tensors(state.tensors);
+  } catch (...) {
+    for (size_t g = 0; g < param_groups_.size(); ++g) {
+      param_groups_[g].set_options(std::move(options[g]));
+    }
+    throw;
   }
 }
 
-void LiftedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tensors) {
-  Loader loader(tensors);
-  std::map<void*, std::shared_ptr<LiftedParamState>> loaded;
-  for (size_t t = 0; t < frame_.plan().tensors.size(); ++t) {
-    const auto& tensor = frame_.plan().tensors[t];
-    const auto key = param_key(tensor);
-    auto fresh = std::shared_ptr<LiftedParamState>(blank_state(t));
+void LiftedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tensors, Load mode) {
+  Loader loader(tensors, mode == Load::adopt);
+  const auto& plan = frame_->plan();
+  std::vector<std::pair<size_t, std::unique_ptr<LiftedParamState>>> loaded;
+  for (size_t t = 0; t < plan.tensors.size(); ++t) {
+    const auto& tensor = plan.tensors[t];
+    const auto key_of = [&](const std::string& field) {
+      return StateSlot{StateSlot::Owner::parameter, t, tensor.name, field, nullptr}.key();
+    };
+    // Shapes and types without memory: a tensor on the meta device stands for the parameter.
+    auto view = view_of(t);
+    view.parameter = view.parameter.detach().to(at::kMeta);
+    auto fresh = make_state(view, options_of(tensor.param_group));
     const auto slots = fresh->tensors();
-    const bool has_moments = std::any_of(slots.begin(), slots.end(), [&](const auto& slot) {
-      return tensors.count(key + slot.first) > 0;
-    });
-    if (!has_moments && tensors.count(key + "step") == 0) continue;  // never stepped
-    loader.count(key + "step", &fresh->step);
+    const bool is_there = loader.has(key_of("step")) ||
+                          std::any_of(slots.begin(), slots.end(), [&](const auto& slot) {
+                            return loader.has(key_of(slot.first));
+                          });
+    if (!is_there) continue;  // never stepped
+    loader.replace(key_of("step"), &fresh->step.tensor());
     for (const auto& [field, slot] : slots) {
-      if (!slot->defined()) continue;  // the rule does not use it on this tensor
-      loader.replace(key + field, slot, slot->sizes(), slot->scalar_type(), tensor.tensor.device());
+      if (slot->defined()) {
+        loader.replace(key_of(field), slot, slot->sizes(), slot->scalar_type(),
+                       tensor.tensor.device());
+      } else if (loader.has(key_of(field))) {
+        // Not in use with the present options, and kept for when they change back.
+        loader.replace(key_of(field), slot, tensor.tensor.sizes(), view.compute_type(),
+                       tensor.tensor.device());
+      }
     }
-    loaded[tensor.tensor.unsafeGetTensorImpl()] = std::move(fresh);
+    loaded.emplace_back(t, std::move(fresh));
   }
-  for (size_t k = 0; k < gauges_.size(); ++k) {
-    auto& target = frame_.gauge_states()[k];
-    const auto key = gauge_key(frame_.plan().gauges[k]);
-    const auto shape = target.held.defined() ? target.held.sizes().vec() : std::vector<int64_t>{};
-    const auto device = target.held.defined() ? target.held.device() : at::Device(at::kCPU);
-    for (const auto& field : fields(target)) {
-      if (!field.tensor->defined()) continue;  // a shift has no unit
-      loader.replace(key + field.name, field.tensor, field.tensor->sizes(),
-                     field.tensor->scalar_type(), device);
-    }
-    loader.replace(key + "vertical.", &target.vertical, shape, device);
-    if (gauges_[k].mixes()) {
-      loader.count(key + "age", &target.age);
-      loader.count(key + "recomputed", &target.recomputed);
-    }
+  for (auto& slot : state_slots()) {
+    if (slot.owner != StateSlot::Owner::parameter) loader.replace(slot.key(), slot.tensor);
   }
-  for (size_t m = 0; m < frame_.radial_states().size(); ++m) {
-    const auto& mode = frame_.plan().radial_modes[m];
-    auto& moments = frame_.radial_states()[m];
-    const auto key = radial_key(frame_.plan(), mode);
-    const int64_t channels = gauges_[mode.gauge].channels;
-    loader.replace(key, &moments, {channels}, at::kCPU);
-  }
+  loader.check_all_used();
+  if (mode == Load::check) return;
   loader.commit();
   state_.clear();
-  for (const auto& [key, fresh] : loaded) {
-    state_[key] = std::unique_ptr<torch::optim::OptimizerParamState>(fresh->clone());
+  for (auto& [t, fresh] : loaded) {
+    state_[plan.tensors[t].tensor.unsafeGetTensorImpl()] = std::move(fresh);
   }
+  make_states_();
 }
 
 void LiftedOptimizer::save(torch::serialize::OutputArchive& archive) const {

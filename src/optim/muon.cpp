@@ -1,174 +1,178 @@
 #include "ddc/optim/muon.h"
 
 #include <ATen/ATen.h>
-#include <ATen/core/grad_mode.h>
-#include <torch/optim/serialize.h>
-#include <torch/serialize/archive.h>
 
-#include <array>
+#include <algorithm>
 #include <cmath>
-#include <string>
-#include <utility>
 
 namespace ddc {
 
 using torch::optim::OptimizerParamGroup;
-using torch::serialize::InputArchive;
-using torch::serialize::OutputArchive;
 
 namespace {
 
-constexpr std::array kMethods{PolarMethod::exact, PolarMethod::fast, PolarMethod::sharpen,
-                              PolarMethod::newton_schulz};
-constexpr std::array kScales{UpdateScale::original, UpdateScale::match_rms_adamw,
-                             UpdateScale::frobenius};
-
-c10::IValue read(InputArchive& archive, const std::string& key) {
-  c10::IValue value;
-  archive.read(key, value);
-  return value;
+/// Matrices [count, rows, cols] that have a polar factor each.
+at::Tensor matrices_of(const at::Tensor& tensor, const std::optional<HeadCut>& cut) {
+  if (tensor.dim() == 3 && !cut) return tensor;
+  const auto matrix = tensor.flatten(1);
+  if (!cut || tensor.dim() != 2) return matrix.unsqueeze(0);
+  const int64_t heads = tensor.size(cut->axis) / cut->size;
+  if (cut->axis == 0) return matrix.reshape({heads, cut->size, matrix.size(1)});
+  return matrix.reshape({matrix.size(0), heads, cut->size}).transpose(0, 1);
 }
 
-/// Enumerators are stored by name, so that a file outlives a change of their order.
-template <class Enum, size_t n>
-Enum read_enum(InputArchive& archive, const std::string& key, const std::array<Enum, n>& all) {
-  const auto name = read(archive, key).toStringRef();
-  for (const auto value : all) {
-    if (name == to_string(value)) return value;
+at::Tensor tensor_of(const at::Tensor& matrices, at::IntArrayRef sizes,
+                     const std::optional<HeadCut>& cut) {
+  const bool columns = cut && cut->axis == 1 && sizes.size() == 2;
+  return (columns ? matrices.transpose(0, 1) : matrices).reshape(sizes);
+}
+
+AdamOptions adam_of(const MuonOptions& options) {
+  return {.lr = options.lr,
+          .beta1 = options.beta1,
+          .beta2 = options.beta2,
+          .eps = options.eps,
+          .weight_decay = options.weight_decay,
+          .maximize = options.maximize};
+}
+
+/// One param group for Muon, and one for vectors and what is called by the names.
+std::vector<OptimizerParamGroup> split(const Parameters& params, const MuonOptions& options,
+                                       const AdamPart& adam) {
+  for (const auto& name : adam.names) {
+    TORCH_CHECK(params.contains(name), "DDCMuon: no parameter is called '", name,
+                "', which Adam was to step");
   }
-  TORCH_CHECK(false, "option ", key, " has the unknown value '", name, "'");
-}
-
-/// The tensor as matrices [rows, cols] or [count, rows, cols].
-at::Tensor as_matrices(const at::Tensor& tensor) {
-  return tensor.dim() > 3 ? tensor.flatten(1) : tensor;
-}
-
-const MuonOptions& options_of(const OptimizerParamGroup& group) {
-  return dynamic_cast<const MuonOptions&>(group.options());
-}
-
-void check_gradients(const OptimizerParamGroup& group) {
-  for (const auto& param : group.params()) {
-    const auto& gradient = param.grad();
-    if (!gradient.defined()) continue;
-    TORCH_CHECK(gradient.layout() == at::kStrided,
-                "Muon needs dense gradients, the one of a parameter of shape ", param.sizes(),
-                " is sparse");
-    TORCH_CHECK(gradient.isfinite().all().item<bool>(), "the gradient of a parameter of shape ",
-                param.sizes(), " has NaN or Inf entries; the step was not made");
+  std::vector<at::Tensor> by_muon;
+  std::vector<at::Tensor> by_adam;
+  for (const auto& [name, tensor] : params) {
+    const bool named = std::find(adam.names.begin(), adam.names.end(), name) != adam.names.end();
+    (named || tensor.dim() < 2 ? by_adam : by_muon).push_back(tensor);
   }
+  std::vector<OptimizerParamGroup> groups;
+  if (!by_muon.empty()) {
+    groups.emplace_back(std::move(by_muon), std::make_unique<LiftedRuleOptions<MuonRule>>(options));
+  }
+  if (!by_adam.empty()) {
+    auto of_adam = MuonOptions::adam(adam.options);
+    of_adam.maximize = options.maximize;
+    groups.emplace_back(std::move(by_adam), std::make_unique<LiftedRuleOptions<MuonRule>>(of_adam));
+  }
+  return groups;
 }
 
 }  // namespace
 
-std::unique_ptr<torch::optim::OptimizerOptions> MuonOptions::clone() const {
-  return std::make_unique<MuonOptions>(*this);
+OptionList MuonOptions::options() {
+  return {{"lr", lr, "learning rate", at_least(0)},
+          {"weight_decay", weight_decay, "decoupled weight decay", at_least(0)},
+          {"momentum", momentum, "decay of the average of gradients", fraction()},
+          {"nesterov", nesterov, "look ahead"},
+          {"method", method, "how the polar factor is computed"},
+          {"scale", scale, "what the polar factor is multiplied by"},
+          {"use_adam", use_adam, "step the param group by Adam"},
+          {"beta1", beta1, "Adam: decay of the first moment", fraction()},
+          {"beta2", beta2, "Adam: decay of the second moment", fraction()},
+          {"eps", eps, "Adam: added to the root of the second moment", at_least(0)},
+          {"maximize", maximize, "ascend"}};
 }
 
-void MuonOptions::validate() const {
-  const auto non_negative = [](const char* option, double value) {
-    TORCH_CHECK_VALUE(std::isfinite(value) && value >= 0, "option ", option,
-                      " must be finite and >= 0, got ", value);
-  };
-  non_negative("lr", lr());
-  non_negative("weight_decay", weight_decay());
-  TORCH_CHECK_VALUE(momentum() >= 0 && momentum() < 1, "option momentum must be in [0, 1), got ",
-                    momentum());
+void MuonOptions::check() const {
+  TORCH_CHECK_VALUE(use_adam || !nesterov || momentum > 0,
+                    "option nesterov needs momentum > 0, got ", momentum);
 }
 
-void MuonOptions::serialize(OutputArchive& archive) const {
-  archive.write("lr", lr());
-  archive.write("weight_decay", weight_decay());
-  archive.write("momentum", momentum());
-  archive.write("nesterov", nesterov());
-  archive.write("method", c10::IValue(to_string(method())));
-  archive.write("scale", c10::IValue(to_string(scale())));
+MuonOptions MuonOptions::adam(const AdamOptions& options) {
+  return {.lr = options.lr,
+          .weight_decay = options.weight_decay,
+          .use_adam = true,
+          .beta1 = options.beta1,
+          .beta2 = options.beta2,
+          .eps = options.eps,
+          .maximize = options.maximize};
 }
 
-void MuonOptions::serialize(InputArchive& archive) {
-  lr(read(archive, "lr").toDouble());
-  weight_decay(read(archive, "weight_decay").toDouble());
-  momentum(read(archive, "momentum").toDouble());
-  nesterov(read(archive, "nesterov").toBool());
-  method(read_enum(archive, "method", kMethods));
-  scale(read_enum(archive, "scale", kScales));
+StateTensors MuonMoments::tensors() {
+  auto result = moments.tensors();
+  result.emplace_back("momentum_buffer", &momentum_buffer);
+  return result;
 }
 
-std::unique_ptr<torch::optim::OptimizerParamState> MuonParamState::clone() const {
-  return std::make_unique<MuonParamState>(*this);
+void MuonRule::check(const Options& options, const TensorView& view) {
+  TORCH_CHECK_VALUE(options.use_adam || view.parameter.dim() >= 2, "parameter '", view.name,
+                    "' of shape ", view.parameter.sizes(),
+                    " is no matrix, and Muon cannot step it: put it into a param group with "
+                    "use_adam = true");
 }
 
-void MuonParamState::serialize(OutputArchive& archive) const {
-  archive.write("momentum_buffer", momentum_buffer(), /*is_buffer=*/true);
+MuonMoments MuonRule::init(const TensorView& view, const Options& options) {
+  if (options.use_adam) return {{}, AdamRule::init(view, adam_of(options))};
+  return {view.zeros(), {}};
 }
 
-void MuonParamState::serialize(InputArchive& archive) {
-  archive.read("momentum_buffer", momentum_buffer_, /*is_buffer=*/true);
+at::Tensor MuonRule::momentum(const at::Tensor& gradient, State& state, const Options& options) {
+  if (options.use_adam) return {};
+  auto& buffer = state.momentum_buffer;
+  buffer.lerp_(gradient, 1 - options.momentum);
+  return options.nesterov ? gradient.lerp(buffer, options.momentum) : buffer;
 }
 
-Muon::Muon(const std::vector<OptimizerParamGroup>& groups, const MuonOptions& defaults)
-    : Optimizer(std::vector<OptimizerParamGroup>{}, std::make_unique<MuonOptions>(defaults)) {
-  defaults.validate();
-  for (const auto& group : groups) Muon::add_param_group(group);
+at::Tensor MuonRule::displacement(const at::Tensor& momentum, const TensorView& view,
+                                  const Options& options) {
+  return tensor_of(muon_displacement(matrices_of(momentum, view.cut), options), momentum.sizes(),
+                   view.cut);
 }
 
-Muon::Muon(std::vector<at::Tensor> params, const MuonOptions& defaults)
-    : Muon(std::vector<OptimizerParamGroup>{OptimizerParamGroup(std::move(params))}, defaults) {}
-
-void Muon::add_param_group(const OptimizerParamGroup& group) {
-  for (const auto& param : group.params()) {
-    TORCH_CHECK(param.dim() >= 2, "Muon steps matrices and stacks of them; a parameter of shape ",
-                param.sizes(), " has less than 2 axes, give it to another optimizer");
-    TORCH_CHECK(at::isFloatingType(param.scalar_type()),
-                "Muon needs parameters of a floating-point type, got ", param.scalar_type());
+at::Tensor MuonRule::step(const at::Tensor& gradient, int64_t step, const TensorView& view,
+                          State& state, const Options& options) {
+  if (options.use_adam) {
+    return AdamRule::step(gradient, step, view, state.moments, adam_of(options));
   }
-  auto options = group.has_options() ? group.options().clone() : defaults_->clone();
-  const auto* own = dynamic_cast<const MuonOptions*>(options.get());
-  TORCH_CHECK(own != nullptr, "param group ", param_groups_.size(),
-              " has options of another optimizer's type");
-  own->validate();
-  param_groups_.emplace_back(group.params(), std::move(options));
+  return displacement(momentum(gradient, state, options), view, options);
 }
 
-at::Tensor Muon::step(LossClosure closure) {
-  at::Tensor loss;
-  if (closure != nullptr) {
-    const at::AutoGradMode enable_grad(true);
-    loss = closure();
-  }
-  const at::NoGradGuard no_grad;
-  for (const auto& group : param_groups_) {
-    options_of(group).validate();
-    check_gradients(group);
-  }
-  for (auto& group : param_groups_) {
-    const auto& options = options_of(group);
-    const rules::MuonSettings settings{.lr = options.lr(),
-                                       .momentum = options.momentum(),
-                                       .nesterov = options.nesterov(),
-                                       .method = options.method(),
-                                       .scale = options.scale()};
-    for (auto& param : group.params()) {
-      if (!param.grad().defined()) continue;
-      auto& slot = state_[param.unsafeGetTensorImpl()];
-      if (slot == nullptr) slot = std::make_unique<MuonParamState>();
-      auto& buffer = static_cast<MuonParamState&>(*slot).momentum_buffer();
-      const auto direction = rules::muon_momentum(param.grad(), buffer, settings);
-      const auto step = rules::muon_displacement(as_matrices(direction), settings);
-      param.mul_(1 - options.lr() * options.weight_decay());
-      param.add_(step.reshape(param.sizes()));
+void MuonRule::change_basis(State& state, const BasisChange& change) {
+  AdamRule::change_basis(state.moments, change);
+  change.apply_(state.momentum_buffer);
+}
+
+StepSettings MuonRule::step_settings(const Options& options) {
+  return AdamRule::step_settings(adam_of(options));
+}
+
+at::Tensor muon_displacement(const at::Tensor& direction, const MuonOptions& options) {
+  auto step = polar_factor(direction, options.method);
+  const auto rows = static_cast<double>(direction.size(-2));
+  const auto cols = static_cast<double>(direction.size(-1));
+  switch (options.scale) {
+    case UpdateScale::original:
+      return step.mul_(-options.lr * std::sqrt(std::max(1.0, rows / cols)));
+    case UpdateScale::match_rms_adamw:
+      return step.mul_(-options.lr * 0.2 * std::sqrt(std::max(rows, cols)));
+    case UpdateScale::frobenius: {
+      if (direction.numel() == 0) return step;
+      // In float64: squares of entries of float32 can overflow where the norm does not.
+      const auto norm = [](const at::Tensor& matrices) {
+        return at::linalg_vector_norm(matrices, 2, at::IntArrayRef{-2, -1}, /*keepdim=*/true,
+                                      at::kDouble);
+      };
+      // The singular values of a polar factor are 0 and 1 (up to 1.3e-2), so that (sum s^2)^2 / sum s^4
+      // counts the latter. Newton-Schulz brings them near 1 only, and cannot tell.
+      auto rank = at::full_like(norm(step), std::min(rows, cols));
+      if (options.method != PolarMethod::newton_schulz) {
+        const auto fourths =
+            norm(rows < cols ? step.matmul(step.mT()) : step.mT().matmul(step)).square_();
+        rank = (norm(step).pow_(4) / at::where(fourths > 0, fourths, 1.0)).round_().clamp_min_(1);
+      }
+      return step.mul_((norm(direction) * -options.lr / rank.sqrt()).to(step.scalar_type()));
     }
   }
-  return loss;
+  TORCH_CHECK(false, "unknown update scale ", static_cast<int>(options.scale));
 }
 
-void Muon::save(OutputArchive& archive) const {
-  torch::optim::serialize<MuonParamState, MuonOptions>(archive, *this);
-}
-
-void Muon::load(InputArchive& archive) {
-  torch::optim::serialize<MuonParamState, MuonOptions>(archive, *this);
-}
+DDCMuon::DDCMuon(const Parameters& params, std::vector<Gauge> gauges, MuonOptions options,
+                 Treatments treatments, const AdamPart& adam)
+    : Muon(split(params, options, adam), params, std::move(gauges), options,
+           std::move(treatments)) {}
 
 }  // namespace ddc

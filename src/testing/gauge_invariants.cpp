@@ -11,7 +11,7 @@
 
 #include "ddc/gauge/action.h"
 #include "ddc/gauge/channel_map.h"
-#include "ddc/optim/ddc_adam.h"
+#include "ddc/optim/adam.h"
 
 namespace ddc::testing {
 namespace {
@@ -93,7 +93,7 @@ class Session {
     validate(gauge, params);
     if (!options_.optimizer) {
       options_.optimizer = [](const Parameters& p, std::vector<Gauge> gauges) {
-        return std::make_unique<DDCAdam>(p, std::move(gauges), DDCAdamOptions(1e-3));
+        return std::make_unique<DDCAdam>(p, std::move(gauges), AdamOptions{.lr = 1e-3});
       };
     }
     gauge_tolerance_ = tolerance_or(options.gauge_tolerance, params, 1e-11, 2e-4);

@@ -115,30 +115,6 @@ Observations observe(const Testbed& bed, const Transformer& network, const RopeG
 
 }  // namespace
 
-const char* to_string(Rotation rotation) {
-  switch (rotation) {
-    case Rotation::none:
-      return "none";
-    case Rotation::torus:
-      return "torus";
-    case Rotation::full:
-      return "full";
-  }
-  return "?";
-}
-
-const char* to_string(Activation activation) {
-  switch (activation) {
-    case Activation::relu:
-      return "relu";
-    case Activation::squared_relu:
-      return "squared_relu";
-    case Activation::gelu:
-      return "gelu";
-  }
-  return "?";
-}
-
 RopeGrokkingSplit rope_grokking_split(const RopeGrokkingOptions& options) {
   const auto pairs = split_pairs(options);
   return {.train = packed(pairs.train, options), .test = packed(pairs.test, options)};

@@ -6,19 +6,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
-#include "ddc/linalg/rotation.h"
+#include "ddc/measure/gauge_coordinates.h"
+#include "linalg/rotation.h"
 
 namespace ddc::testbeds {
 namespace {
-
-std::vector<at::Tensor> coordinates(const Frame& frame) {
-  std::vector<at::Tensor> result;
-  for (size_t k = 0; k < frame.plan().gauges.size(); ++k) {
-    result.push_back(frame.gauge_coordinate(k).clone());
-  }
-  return result;
-}
 
 /// Batches of one run, all different, and none shared with another seed's.
 uint64_t batch_seed(uint64_t seed, int64_t step) {
@@ -29,27 +23,6 @@ double larger(double largest, double candidate) {
   if (std::isnan(candidate)) return INFINITY;
   return std::max(largest, candidate);
 }
-
-/// Two optimizers that step together, each its own parameters.
-class Both : public torch::optim::Optimizer {
- public:
-  Both(std::unique_ptr<torch::optim::Optimizer> first,
-       std::unique_ptr<torch::optim::Optimizer> second)
-      : Optimizer(std::vector<torch::optim::OptimizerParamGroup>{},
-                  first->param_groups().front().options().clone()),
-        first_(std::move(first)),
-        second_(std::move(second)) {}
-
-  at::Tensor step(LossClosure closure = nullptr) override {
-    const auto loss = first_->step(std::move(closure));
-    second_->step();
-    return loss;
-  }
-
- private:
-  std::unique_ptr<torch::optim::Optimizer> first_;
-  std::unique_ptr<torch::optim::Optimizer> second_;
-};
 
 // ---- Rotations of consecutive iterates. Plain linear algebra on rows: nothing of ddc/frame. ----
 
@@ -110,10 +83,8 @@ OptimizerMaker adamw(double lr, double weight_decay) {
   };
 }
 
-OptimizerMaker ddc_adam(const DDCAdamOptions& options) {
-  return [=](const Parameters& params, std::vector<Gauge> gauges) {
-    return std::make_unique<DDCAdam>(params, std::move(gauges), options);
-  };
+OptimizerMaker ddc_adam(const AdamOptions& options, const Treatments& treatments) {
+  return lifted<AdamRule>(options, treatments);
 }
 
 std::vector<std::string> left_to_adam(const Parameters& params) {
@@ -127,26 +98,18 @@ std::vector<std::string> left_to_adam(const Parameters& params) {
   return names;
 }
 
-OptimizerMaker muon(const MuonOptions& options, double adam_lr, double adam_weight_decay) {
+OptimizerMaker muon(const MuonOptions& options, const AdamOptions& adam) {
   return [=](const Parameters& params, const std::vector<Gauge>&) {
-    const auto left = left_to_adam(params);
-    std::vector<at::Tensor> by_muon;
-    std::vector<at::Tensor> by_adam;
-    for (const auto& [name, tensor] : params) {
-      const bool adam = tensor.dim() < 2 || std::find(left.begin(), left.end(), name) != left.end();
-      (adam ? by_adam : by_muon).push_back(tensor);
-    }
-    return std::make_unique<Both>(
-        std::make_unique<Muon>(std::move(by_muon), options),
-        std::make_unique<torch::optim::AdamW>(
-            std::move(by_adam),
-            torch::optim::AdamWOptions(adam_lr).weight_decay(adam_weight_decay)));
+    return std::make_unique<DDCMuon>(params, std::vector<Gauge>{}, options, Treatments(),
+                                     AdamPart{left_to_adam(params), adam});
   };
 }
 
-OptimizerMaker ddc_muon(const DDCMuonOptions& options) {
+OptimizerMaker ddc_muon(const MuonOptions& options, const AdamOptions& adam,
+                        const Treatments& treatments) {
   return [=](const Parameters& params, std::vector<Gauge> gauges) {
-    return std::make_unique<DDCMuon>(params, std::move(gauges), options, left_to_adam(params));
+    return std::make_unique<DDCMuon>(params, std::move(gauges), options, treatments,
+                                     AdamPart{left_to_adam(params), adam});
   };
 }
 
@@ -177,12 +140,6 @@ double paired_error(const Testbed& testbed, const std::vector<Gauge>& gauges,
   return relative_error(second, image);
 }
 
-Frame observer(const Parameters& params, const std::vector<Gauge>& gauges) {
-  std::vector<GroupedParameter> grouped;
-  for (const auto& parameter : params) grouped.push_back({parameter, 0});
-  return Frame(grouped, gauges);
-}
-
 double Drift::largest() const {
   double result = 0;
   for (const auto& r : of_gauge) {
@@ -206,9 +163,12 @@ Drift drift(const Testbed& testbed, const Parameters& params, const std::vector<
             const std::function<void(int64_t, double)>& progress) {
   const auto optimizer = make(params, gauges);
   const auto* lifted = dynamic_cast<const LiftedOptimizer*>(optimizer.get());
-  const Frame outside = lifted == nullptr ? observer(params, gauges) : Frame();
-  const Frame& frame = lifted == nullptr ? outside : lifted->frame();
-  const auto start = coordinates(frame);
+  std::optional<GaugeCoordinates> outside;
+  if (lifted == nullptr || lifted->gauges().empty()) outside.emplace(params, gauges);
+  const auto coordinates = [&] {
+    return outside ? outside->measure() : lifted->gauge_coordinates();
+  };
+  const auto start = coordinates();
   Drift result;
   for (int64_t step = 0; step < run.steps; ++step) {
     result.losses.push_back(
@@ -217,7 +177,7 @@ Drift drift(const Testbed& testbed, const Parameters& params, const std::vector<
     if (progress) progress(step + 1, result.losses.back());
   }
   result.final_loss = backward(testbed, params, testbed.batch(0, run.type));
-  const auto end = coordinates(frame);
+  const auto end = coordinates();
   for (size_t k = 0; k < start.size(); ++k) result.of_gauge.push_back(end[k] - start[k]);
   return result;
 }

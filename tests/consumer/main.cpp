@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <ddc/gauge/norm_scale.h>
 #include <ddc/gauge/rescale.h>
-#include <ddc/optim/ddc_adam.h>
+#include <ddc/optim/adam.h>
 #include <ddc/testing/gauge_invariants.h>
 #include <ddc/version.h>
 
@@ -34,7 +34,7 @@ int main() {
                           ddc::relu_rescale({.in = params["fc1.weight"],
                                              .in_bias = params["fc1.bias"],
                                              .out = {params["fc2.weight"]}})},
-                         ddc::DDCAdamOptions(1e-2).weight_decay(0.01));
+                         {.lr = 1e-2, .weight_decay = 0.01});
   const double before = loss(params, 0).item<double>();
   for (int64_t step = 0; step < 100; ++step) {
     optimizer.zero_grad();

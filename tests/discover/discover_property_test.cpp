@@ -228,7 +228,7 @@ TEST_P(DiscoverProperty, TheGroupIsFound) {
     // Biases that the loss is blind to may be taken for each other, but by all gauges alike. A single head
     // is as large as the stream, of which LayerNorm removes a dimension: its linear groups act on
     // matrices without full rank, where the optimizer is not exact (with any list of gauges).
-    const auto make = testbeds::ddc_adam(DDCAdamOptions(1e-3));
+    const auto make = testbeds::ddc_adam(AdamOptions{.lr = 1e-3});
     if (c.type == at::kDouble && c.shape.heads > 1) {
       EXPECT_LE(testbeds::paired_error(bed, found, make, {.seed = c.seed, .steps = 5}), 1e-9);
     }

@@ -10,10 +10,13 @@
 #include <utility>
 #include <vector>
 
-#include "ddc/optim/ddc_bases.h"
+#include "ddc/optim/sgd.h"
+#include "ddc/optim/shampoo.h"
+#include "ddc/optim/soap.h"
 #include "ddc/testbeds/runs.h"
 #include "ddc/testbeds/zoo.h"
 #include "support/discovered.h"
+#include "support/symmetry_groups.h"
 
 namespace ddc::tests {
 namespace {
@@ -59,6 +62,7 @@ class DiscoverZoo : public ::testing::TestWithParam<std::string> {
       EXPECT_GT(finding.tolerance, 0) << finding.gauge.name;
       EXPECT_LE(finding.residual, finding.tolerance) << finding.gauge.name;
     }
+    expect_same(group, SymmetryGroup::parse(group.to_json()));
   }
 };
 
@@ -71,7 +75,7 @@ TEST_P(DiscoverZoo, FindsExactlyTheGaugesInFloat64AndDDCAdamBindsThem) {
   for (const auto& finding : group.findings) {
     EXPECT_LT(finding.residual, kResidual) << finding.gauge.name;
   }
-  EXPECT_LE(error_of(entry, group, testbeds::ddc_adam(DDCAdamOptions(1e-3))), kEquivariant);
+  EXPECT_LE(error_of(entry, group, testbeds::ddc_adam(AdamOptions{.lr = 1e-3})), kEquivariant);
 }
 
 TEST_P(DiscoverZoo, FindsExactlyTheGaugesInFloat32) { expect_exact(discovered(entry, at::kFloat)); }
@@ -82,10 +86,10 @@ TEST(DiscoverZooTest, EveryOptimizerBindsWhatIsFound) {
     OptimizerMaker make;
   };
   const std::vector<Base> bases = {
-      {"Muon", testbeds::ddc_muon(DDCMuonOptions(1e-3).adam_lr(1e-3))},
-      {"Sgd", testbeds::lifted<SgdRule>({.settings = {.lr = 1e-3, .momentum = 0.9}})},
-      {"Shampoo", testbeds::lifted<ShampooRule>({.settings = {.lr = 1e-3}})},
-      {"Soap", testbeds::lifted<SoapRule>({.settings = {.lr = 1e-3}})}};
+      {"Muon", testbeds::ddc_muon({.lr = 1e-3}, {.lr = 1e-3})},
+      {"Sgd", testbeds::lifted<SgdRule>({.lr = 1e-3, .momentum = 0.9})},
+      {"Shampoo", testbeds::lifted<ShampooRule>({.lr = 1e-3})},
+      {"Soap", testbeds::lifted<SoapRule>({.lr = 1e-3})}};
   for (const auto* name : {"ln_squared_relu", "rms_partial_rope", "conv_relu"}) {
     const auto entry = zoo_entry(name);
     const auto group = discovered(entry, at::kDouble);

@@ -10,7 +10,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "ddc/optim/ddc_adam.h"
+#include "ddc/optim/adam.h"
 #include "ddc/testbeds/mlp.h"
 #include "support/errors.h"
 #include "support/snapshot.h"

@@ -7,7 +7,7 @@
 
 #include "ddc/experiments/catalogue.h"
 #include "ddc/experiments/run.h"
-#include "ddc/optim/ddc_muon.h"
+#include "ddc/optim/muon.h"
 #include "ddc/testbeds/rope_grokking.h"
 #include "ddc/testbeds/runs.h"
 #include "support/errors.h"
@@ -21,9 +21,14 @@ at::Tensor random_matrix(int64_t rows, int64_t cols) {
 }
 
 /// The displacement of the first step, whose momentum is along the gradient.
-at::Tensor first_step(const at::Tensor& gradient, const MaskedMuonRule::Settings& settings = {}) {
-  MaskedMuonRule::State state;
-  return MaskedMuonRule::step(gradient, 1, {}, state, settings);
+at::Tensor first_step(const at::Tensor& gradient, const MaskedMuonOptions& options) {
+  const TensorView view{"", gradient, {}, {}};
+  auto state = MaskedMuonRule::init(view, options);
+  return MaskedMuonRule::step(gradient, 1, view, state, options);
+}
+
+MaskedMuonOptions masked(const MuonOptions& muon, double threshold = 1e-3) {
+  return {muon, threshold};
 }
 
 /// Two directions of the six are a millionth of the others.
@@ -40,16 +45,16 @@ struct NearlyDeficient {
 
 TEST(MaskedMuon, IsMuonToTheLastBitWhereNothingIsDead) {
   const auto gradient = random_matrix(8, 6);
-  at::Tensor buffer;
-  const rules::MuonSettings muon{.method = PolarMethod::newton_schulz};
-  const auto expected =
-      rules::muon_displacement(rules::muon_momentum(gradient, buffer, muon), muon);
-  EXPECT_TRUE(at::equal(first_step(gradient), expected));
+  const MuonOptions muon{.method = PolarMethod::newton_schulz};
+  const TensorView view{"", gradient, {}, {}};
+  auto state = MuonRule::init(view, muon);
+  const auto expected = MuonRule::step(gradient, 1, view, state, muon);
+  EXPECT_TRUE(at::equal(first_step(gradient, masked(muon)), expected));
 }
 
 TEST(MaskedMuon, HasNoPartInDeadDirections) {
   const NearlyDeficient problem;
-  const auto step = first_step(problem.matrix, {.lr = 1, .method = PolarMethod::exact});
+  const auto step = first_step(problem.matrix, masked({.lr = 1, .method = PolarMethod::exact}));
   const auto seen = problem.u.t().matmul(step).matmul(problem.v);
   const auto factor = std::sqrt(8.0 / 6.0);  // of UpdateScale::original
   const auto expected = at::diag(at::tensor({1.0, 1.0, 1.0, 1.0, 0.0, 0.0}, at::kDouble)) * -factor;
@@ -58,8 +63,7 @@ TEST(MaskedMuon, HasNoPartInDeadDirections) {
 
 TEST(MaskedMuon, StepsFullyAlongThemIfNothingIsMasked) {
   const NearlyDeficient problem;
-  const auto step =
-      first_step(problem.matrix, {.lr = 1, .method = PolarMethod::exact, .threshold = 0});
+  const auto step = first_step(problem.matrix, masked({.lr = 1, .method = PolarMethod::exact}, 0));
   const auto last = problem.u.t().matmul(step).matmul(problem.v)[5][5].item<double>();
   EXPECT_NEAR(last, -std::sqrt(8.0 / 6.0), 1e-9);
 }
@@ -88,8 +92,14 @@ TEST(MaskedMuon, StepsWhatIsLeftToAdamAsPlainMuonDoes) {
 
 TEST(MaskedMuon, RefusesAThresholdThatMasksEverything) {
   const auto params = testbeds::rope_grokking().init(1, at::kFloat);
-  tests::expect_error([&] { masked_muon(params, {.settings = {.threshold = 1}}); },
+  tests::expect_error([&] { Lifted<MaskedMuonRule>(params, {}, masked({}, 1)); },
                       {"threshold must be in [0, 1), got 1"});
+  const auto& entry = optimizer_entry("masked-muon");
+  tests::expect_error(
+      [&] {
+        complete("masked-muon", entry.settings, {{"threshold", 1}});
+      },
+      {"threshold must be in [0, 1), got 1"});
 }
 
 }  // namespace

@@ -12,47 +12,56 @@ namespace {
 
 using tests::expect_error;
 
-TEST(Nearest, IsTheNameThatTakesTheFewestEdits) {
-  EXPECT_EQ(nearest("adamv", {"muon", "ddc-adam", "adamw"}), "adamw");
-  EXPECT_EQ(nearest("ddc_adam", {"adamw", "ddc-adam"}), "ddc-adam");
-  EXPECT_EQ(nearest("adamw", {"adamw"}), "adamw");
-}
+struct Options {
+  int64_t depth = 2;
+  uint64_t seed = 0;
+  double lr = 0.1;
+  bool nesterov = true;
+  std::string gauges = "all";
 
-TEST(Nearest, IsNoneIfAllAreOtherWords) {
-  EXPECT_EQ(nearest("zzzzzzzz", {"adamw", "muon"}), "");
-  EXPECT_EQ(nearest("adamw", {}), "");
-}
+  OptionList options() {
+    return {{"depth", depth, "layers"},
+            {"seed", seed, "of the weights"},
+            {"lr", lr, "learning rate"},
+            {"nesterov", nesterov, "look ahead"},
+            {"gauges", gauges, "which are bound"}};
+  }
+};
 
-TEST(Unknown, SuggestsTheNearestNameIfThereIsOne) {
-  EXPECT_EQ(unknown("optimizer", "moun", {"adamw", "muon"}),
-            "unknown optimizer 'moun'; did you mean 'muon'?");
-  EXPECT_EQ(unknown("optimizer", "zzzzzzzz", {"adamw"}), "unknown optimizer 'zzzzzzzz'");
+Json parsed(const std::string& name, const std::string& text) {
+  for (const auto& setting : declared_settings<Options>()) {
+    if (setting.name() == name) return parse_setting(setting, text);
+  }
+  return "no such setting";
 }
 
 TEST(ParseSetting, ReadsTheTypeOfTheDefault) {
-  EXPECT_EQ(parse_setting({"depth", 2, ""}, "-3"), Json(-3));
-  EXPECT_EQ(parse_setting({"seed", 0u, ""}, "3"), Json(3u));
-  EXPECT_EQ(parse_setting({"lr", 0.1, ""}, "1e-3"), Json(1e-3));
-  EXPECT_EQ(parse_setting({"lr", 0.1, ""}, "1"), Json(1.0));
-  EXPECT_EQ(parse_setting({"nesterov", true, ""}, "false"), Json(false));
-  EXPECT_EQ(parse_setting({"gauges", "all", ""}, "3"), Json("3"));
+  EXPECT_EQ(parsed("depth", "-3"), Json(-3));
+  EXPECT_EQ(parsed("seed", "3"), Json(3));
+  EXPECT_EQ(parsed("lr", "1e-3"), Json(1e-3));
+  EXPECT_EQ(parsed("lr", "1"), Json(1.0));
+  EXPECT_TRUE(parsed("lr", "1").is_number_float());
+  EXPECT_EQ(parsed("nesterov", "false"), Json(false));
+  EXPECT_EQ(parsed("gauges", "3"), Json("3"));
 }
 
 TEST(ParseSetting, NamesTheSettingAndWhatItMustBe) {
-  const auto expect = [](const Json& initial, const std::string& text, const std::string& said) {
-    expect_error([&] { parse_setting({"depth", initial, ""}, text); }, {"setting depth " + said});
+  const auto expect = [](const std::string& name, const std::string& text,
+                         const std::string& said) {
+    expect_error([&] { parsed(name, text); }, {"option " + name + " " + said});
   };
-  expect(2, "two", "must be a whole number, got \"two\"");
-  expect(2, "2.5", "must be a whole number, got 2.5");
-  expect(2u, "-2", "must be a whole number >= 0, got -2");
-  expect(0.5, "true", "must be a number, got true");
-  expect(true, "1", "must be true or false, got 1");
-  expect(2, "", "must be a whole number, got \"\"");
+  expect("depth", "two", "must be a whole number, got 'two'");
+  expect("depth", "2.5", "must be a whole number, got 2.5");
+  expect("seed", "-2", "must be a whole number >= 0, got -2");
+  expect("lr", "true", "must be a number, got 'true'");
+  expect("nesterov", "2", "must be true or false, got '2'");
+  expect("depth", "", "must be a whole number, got ''");
 }
 
 TEST(Complete, FillsInDefaultsAndRefusesWhatIsNotDeclared) {
-  const std::vector<SettingHelp> declared = {{"depth", 2, ""}, {"width", 8, ""}};
-  EXPECT_EQ(complete("testbed mlp", declared, {{"width", 3}}), Json({{"depth", 2}, {"width", 3}}));
+  auto declared = declared_settings<Options>();
+  declared.resize(2, declared.front());
+  EXPECT_EQ(complete("testbed mlp", declared, {{"seed", 3}}), Json({{"depth", 2}, {"seed", 3}}));
   expect_error(
       [&] {
         complete("testbed mlp", declared, {{"dept", 3}});
@@ -62,7 +71,23 @@ TEST(Complete, FillsInDefaultsAndRefusesWhatIsNotDeclared) {
       [&] {
         complete("testbed mlp", declared, {{"depth", "deep"}});
       },
-      {"setting depth must be a whole number"});
+      {"option depth must be a whole number, got 'deep'"});
+  for (const auto& wrong : {Json(nullptr), Json::array({1}), Json::object()}) {
+    expect_error(
+        [&] {
+          complete("testbed mlp", declared, {{"depth", wrong}});
+        },
+        {"option depth must be a whole number, got '" + wrong.dump() + "'"});
+  }
+}
+
+TEST(OptionsFrom, AssignsWhatTheOptionsKnow) {
+  const auto options =
+      options_from<Options>({{"depth", 5}, {"lr", 1}, {"gauges", "none"}, {"colour", "red"}});
+  EXPECT_EQ(options.depth, 5);
+  EXPECT_EQ(options.lr, 1);
+  EXPECT_EQ(options.gauges, "none");
+  EXPECT_TRUE(options.nesterov);
 }
 
 }  // namespace

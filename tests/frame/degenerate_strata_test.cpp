@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ddc/optim/ddc_adam.h"
+#include "ddc/optim/adam.h"
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"
 #include "ddc/testbeds/teacher_student.h"
@@ -77,9 +77,9 @@ TEST_P(DegenerateStratum, IsLeftByTrainingAndHeldFromThenOn) {
   const auto& [stratum, coordinates] = GetParam();
   const auto& bed = stratum.bed;
   const auto params = bed.init(1, at::kDouble);
-  const auto gauges = with(bed.gauges(params), coordinates);
+  const auto gauges = bed.gauges(params);
   ASSERT_EQ(gauges.size(), 1);
-  DDCAdam optimizer(params, gauges, DDCAdamOptions(3e-3));
+  DDCAdam optimizer(params, gauges, AdamOptions{.lr = 3e-3}, Treatment{.coordinates = coordinates});
   EXPECT_EQ(optimizer.report().degenerate_channels(), stratum.degenerate);
 
   const auto batch = bed.batch(1, at::kDouble);
@@ -109,9 +109,10 @@ TEST_P(DegenerateStratum, IsLeftByTrainingAndHeldFromThenOn) {
 
 TEST_P(DegenerateStratum, IsEquivariant) {
   const auto& [stratum, coordinates] = GetParam();
-  const auto gauges = with(stratum.bed.gauges(stratum.bed.init(1, at::kDouble)), coordinates);
+  const auto gauges = stratum.bed.gauges(stratum.bed.init(1, at::kDouble));
+  const auto make = ddc_adam(usual_options(), Treatment{.coordinates = coordinates});
   for (const uint64_t seed : {1, 2, 3}) {
-    EXPECT_LE(paired_error(stratum.bed, gauges, ddc_adam(), {.seed = seed}),
+    EXPECT_LE(paired_error(stratum.bed, gauges, make, {.seed = seed}),
               equivariance_tolerance(at::kDouble));
   }
 }
@@ -131,8 +132,9 @@ TEST(DegenerateChannel, ComesBackToWhereItWasHeldBefore) {
   for (const auto coordinates : kAllCoordinates) {
     SCOPED_TRACE(to_string(coordinates));
     const auto params = bed.init(1, at::kDouble);
-    const auto gauges = with(bed.gauges(params), coordinates);
-    DDCAdam optimizer(params, gauges, DDCAdamOptions(3e-3));
+    const auto gauges = bed.gauges(params);
+    DDCAdam optimizer(params, gauges, AdamOptions{.lr = 3e-3},
+                      Treatment{.coordinates = coordinates});
     const auto held = optimizer.gauge_coordinate(gauges[0].name);
     const auto train = [&](int steps) {
       for (int step = 0; step < steps; ++step) {
@@ -166,7 +168,7 @@ Testbed block_with_zero_outputs(const testbeds::LayerNormBlockOptions& options =
 TEST(DegenerateBlock, WithZeroOutputProjectionsTrainsAndBinds) {
   const auto bed = block_with_zero_outputs();
   const auto params = bed.init(1, at::kDouble);
-  DDCAdam optimizer(params, bed.gauges(params), DDCAdamOptions(3e-3));
+  DDCAdam optimizer(params, bed.gauges(params), AdamOptions{.lr = 3e-3});
   EXPECT_EQ(optimizer.report().degenerate_channels(), 4 + 24 + 24);  // heads and hidden units
   const auto batch = bed.batch(1, at::kDouble);
   const double first_loss = loss_of(bed, params, batch);
@@ -182,9 +184,9 @@ TEST(DegenerateBlock, WithZeroOutputProjectionsTrainsAndBinds) {
 TEST(DegenerateBlock, WithZeroOutputProjectionsIsEquivariant) {
   const auto bed = block_with_zero_outputs({.residual_shifts = false});
   for (const auto coordinates : kAllCoordinates) {
-    const auto gauges = with(bed.gauges(bed.init(1, at::kDouble)), coordinates);
-    EXPECT_LE(paired_error(bed, gauges, ddc_adam(), {.steps = 20}),
-              equivariance_tolerance(at::kDouble))
+    const auto gauges = bed.gauges(bed.init(1, at::kDouble));
+    const auto make = ddc_adam(usual_options(), Treatment{.coordinates = coordinates});
+    EXPECT_LE(paired_error(bed, gauges, make, {.steps = 20}), equivariance_tolerance(at::kDouble))
         << to_string(coordinates);
   }
 }
@@ -197,8 +199,9 @@ TEST(DegenerateBlock, WithZeroOutputProjectionsIsEquivariantUnderShiftsOfTheMean
   const auto bed = block_with_zero_outputs();
   const auto params = bed.init(1, at::kDouble);
   const auto gauges = bed.gauges(params);
-  EXPECT_LE(paired_error(bed, gauges, ddc_adam(usual_options().eps(1e-4))),
-            equivariance_tolerance(at::kDouble));
+  auto options = usual_options();
+  options.eps = 1e-4;
+  EXPECT_LE(paired_error(bed, gauges, ddc_adam(options)), equivariance_tolerance(at::kDouble));
 
   act_(gauges, random_element(gauges, params, 0.5, generator(1)), params);
   EXPECT_EQ(DDCAdam(params, gauges).report().degenerate_channels(), 4 + 24 + 24);

@@ -9,7 +9,9 @@
 #include <map>
 
 #include "ddc/gauge/linear_pair.h"
-#include "ddc/optim/ddc_bases.h"
+#include "ddc/optim/sgd.h"
+#include "ddc/optim/shampoo.h"
+#include "ddc/optim/soap.h"
 #include "ddc/testbeds/blocks.h"
 #include "support/matrices.h"
 #include "support/small_networks.h"
@@ -60,7 +62,7 @@ Testbed factor_pair(const Pair& pair) {
   return bed;
 }
 
-DDCAdamOptions fast() { return DDCAdamOptions(1e-2).weight_decay(0.01); }
+AdamOptions fast() { return AdamOptions{.lr = 1e-2, .weight_decay = 0.01}; }
 
 double largest(const at::Tensor& tensor) { return tensor.abs().max().item<double>(); }
 
@@ -88,7 +90,7 @@ struct Followed {
   bool finite = true;
 };
 
-Followed follow(const Testbed& bed, int64_t steps, const DDCAdamOptions& options = fast()) {
+Followed follow(const Testbed& bed, int64_t steps, const AdamOptions& options = fast()) {
   const auto params = bed.init(1, at::kDouble);
   DDCAdam optimizer(params, bed.gauges(params), options);
   Followed result;
@@ -165,7 +167,9 @@ TEST(LinearPair, WithMoreUnitsThanASideHasRankStaysDegenerateAndTrains) {
     // What the other side does not read has no gradient but rounding, 1e-16, of which Adam makes steps
     // of lr 1e-16 / eps. That this is all there is shows in a larger eps.
     EXPECT_LE(paired_error(bed, gauges, ddc_adam(fast()), related(100)), 1e-8);
-    EXPECT_LE(paired_error(bed, gauges, ddc_adam(fast().eps(1e-3)), related(100)), 1e-12);
+    auto large_eps = fast();
+    large_eps.eps = 1e-3;
+    EXPECT_LE(paired_error(bed, gauges, ddc_adam(large_eps), related(100)), 1e-12);
   }
 }
 
@@ -205,17 +209,14 @@ TEST(LinearPair, WithDependentOrZeroRowsTrainsWithoutNaN) {
 /// Re-balancing on a trigger: both copies cross the threshold together.
 TEST(LinearPair, RebalancedOnATriggerIsEquivariantAndStaysBelowIt) {
   constexpr double kThreshold = 1e-2;
-  auto bed = factor_pair({});
-  bed.gauges = [gauges = bed.gauges](const Parameters& params) {
-    auto result = gauges(params);
-    result[0].rebalance_above = kThreshold;
-    return result;
-  };
-  EXPECT_LE(paired_error(bed, bed.gauges(bed.init(1, at::kDouble)), ddc_adam(fast()), related(300)),
+  const auto bed = factor_pair({});
+  const Treatment treatment{.rebalance_above = kThreshold};
+  EXPECT_LE(paired_error(bed, bed.gauges(bed.init(1, at::kDouble)), ddc_adam(fast(), treatment),
+                         related(300)),
             1e-10);
 
   const auto params = bed.init(1, at::kDouble);
-  DDCAdam optimizer(params, bed.gauges(params), fast());
+  DDCAdam optimizer(params, bed.gauges(params), fast(), treatment);
   // The weights taken to where both Gram matrices were equal at the start: how far apart they are.
   const auto log_s = optimizer.gauge_coordinate("pair")[0];
   const auto imbalance = [&, root = symmetric_exp(log_s / 2),

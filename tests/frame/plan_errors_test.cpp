@@ -4,12 +4,12 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "ddc/frame/plan.h"
 #include "ddc/gauge/attention.h"
 #include "ddc/gauge/linear_pair.h"
 #include "ddc/gauge/norm_scale.h"
 #include "ddc/gauge/norm_shift.h"
 #include "ddc/gauge/residual.h"
+#include "frame/plan.h"
 #include "support/errors.h"
 #include "support/legs.h"
 
@@ -41,14 +41,14 @@ class PlanErrors : public ::testing::Test {
   void expect_invalid(const Gauge& gauge, const std::vector<std::string>& parts) const {
     expect_error([&] { validate(gauge, params); }, parts);
   }
-  Plan compiled(const std::vector<Gauge>& gauges) const {
+  Plan compiled(const std::vector<Gauge>& gauges, const Treatments& treatments = {}) const {
     std::vector<GroupedParameter> grouped;
     for (const auto& parameter : params) grouped.push_back({parameter, 0});
-    return compile(grouped, gauges);
+    return compile(grouped, gauges, treatments);
   }
-  void expect_refused(const std::vector<Gauge>& gauges,
-                      const std::vector<std::string>& parts) const {
-    expect_error([&] { compiled(gauges); }, parts);
+  void expect_refused(const std::vector<Gauge>& gauges, const std::vector<std::string>& parts,
+                      const Treatments& treatments = {}) const {
+    expect_error([&] { compiled(gauges, treatments); }, parts);
   }
 };
 
@@ -93,16 +93,18 @@ TEST_F(PlanErrors, ExponentsThatMatricesDoNotHave) {
 }
 
 TEST_F(PlanErrors, OptionsOutOfRange) {
-  const auto changed = [&](const auto& change) {
-    auto gauge = qk_linear(qk);
-    change(gauge);
-    return gauge;
+  auto gauge = qk_linear(qk);
+  gauge.fixes_ones = true;
+  expect_invalid(gauge, {"fixes_ones", "rotations"});
+  const auto refused = [&](const Treatment& treatment, const std::vector<std::string>& parts) {
+    expect_refused({qk_linear(qk)}, parts, treatment);
+    expect_refused({qk_linear(qk)}, parts, Treatments().of("q:qk_linear", treatment));
   };
-  expect_invalid(changed([](Gauge& g) { g.fixes_ones = true; }), {"fixes_ones", "rotations"});
-  expect_invalid(changed([](Gauge& g) { g.tau = 1; }), {"q:qk_linear", "tau", "got 1"});
-  expect_invalid(changed([](Gauge& g) { g.frame_drift = 0; }), {"frame_drift", "got 0"});
-  expect_invalid(changed([](Gauge& g) { g.frame_interval = 0; }), {"frame_interval", "got 0"});
-  expect_invalid(changed([](Gauge& g) { g.rebalance_above = -1; }), {"rebalance_above", "got -1"});
+  refused({.tau = 1}, {"tau", "got 1"});
+  refused({.frame_drift = 0}, {"frame_drift", "got 0"});
+  refused({.frame_interval = 0}, {"frame_interval", "got 0"});
+  refused({.rebalance_above = -1}, {"rebalance_above", "got -1"});
+  refused({.max_log_step = 0}, {"max_log_step", "got 0"});
 }
 
 TEST_F(PlanErrors, UnknownOrUnfittingTensorsInAReading) {
@@ -173,17 +175,22 @@ TEST_F(PlanErrors, OffsetsThatDisagree) {
 }
 
 TEST_F(PlanErrors, BalancedNormUnderWhatActsThroughItsGain) {
-  auto balanced = scale();
-  balanced.coordinates = Coordinates::balanced;
-  expect_refused({balanced, kernel()}, {"'q:kernel'", "'gain'", "'gain:scale'", "folded"});
-  expect_refused({balanced, residual()}, {"'residual:rotation'", "'gain:scale'", "folded"});
+  const auto balanced = Treatments().of("gain:scale", {.coordinates = Coordinates::balanced});
+  expect_refused({scale(), kernel()}, {"'q:kernel'", "'gain'", "'gain:scale'", "folded"}, balanced);
+  expect_refused({scale(), residual()}, {"'residual:rotation'", "'gain:scale'", "folded"},
+                 balanced);
+  // Said for all it is meant where it applies.
+  const auto plan = compiled({scale(), kernel()}, Treatment{.coordinates = Coordinates::balanced});
+  EXPECT_EQ(plan.gauges[0].treatment.coordinates, Coordinates::folded);
+  EXPECT_EQ(plan.gauges[0].treatment.hold, Hold::unit);
 }
 
 TEST_F(PlanErrors, HeldRatioOfAGainThatIsActedThrough) {
-  auto ratio = scale();
-  ratio.hold = Hold::ratio;
-  EXPECT_NO_THROW(compiled({ratio}));
-  expect_refused({ratio, kernel()}, {"'q:kernel'", "'gain'", "'gain:scale'", "hold = unit"});
+  const auto ratio = Treatments().of("gain:scale", {.hold = Hold::ratio});
+  EXPECT_NO_THROW(compiled({scale()}, ratio));
+  expect_refused({scale(), kernel()}, {"'q:kernel'", "'gain'", "'gain:scale'", "hold = unit"},
+                 ratio);
+  EXPECT_NO_THROW(compiled({scale(), kernel()}, Treatment{.hold = Hold::ratio}));
 }
 
 TEST_F(PlanErrors, WeightSeenThroughTwoGains) {

@@ -1,6 +1,6 @@
 // Polar coordinates: the joint scale goes where the paper says it goes.
 
-#include "ddc/frame/polar.h"
+#include "frame/polar.h"
 
 #include <gtest/gtest.h>
 
@@ -8,11 +8,20 @@
 
 #include "ddc/gauge/rescale.h"
 #include "ddc/testbeds/sparse_parity.h"
+#include "frame/frame.h"
 #include "support/tolerances.h"
 #include "support/training.h"
 
 namespace ddc::tests {
 namespace {
+
+Treatment polar(Radial radial) { return {.coordinates = Coordinates::polar, .radial = radial}; }
+
+Plan polar_plan(const Parameters& params, const std::vector<Gauge>& gauges) {
+  std::vector<GroupedParameter> grouped;
+  for (const auto& parameter : params) grouped.push_back({parameter, 0});
+  return Frame(grouped, gauges, polar(Radial::linear)).plan();
+}
 
 struct Pair {
   Parameters params;
@@ -24,11 +33,8 @@ struct Pair {
     params.add("out", (at::randn({4, 6}, random, at::kDouble) * 0.2).requires_grad_());
   }
 
-  Gauge gauge(Radial radial) const {
-    auto result = relu_rescale({.in = params["in"], .out = {params["out"]}, .degree = degree});
-    result.coordinates = Coordinates::polar;
-    result.radial = radial;
-    return result;
+  Gauge gauge() const {
+    return relu_rescale({.in = params["in"], .out = {params["out"]}, .degree = degree});
   }
 
   /// s = rho_in^p rho_out per channel.
@@ -38,7 +44,7 @@ struct Pair {
 
   /// Trains on the loss -sum(s): a gradient without noise that pulls every scale outward.
   at::Tensor train(Radial radial, int64_t steps, double lr, double weight_decay) {
-    DDCAdam optimizer(params, {gauge(radial)}, DDCAdamOptions(lr).weight_decay(weight_decay));
+    DDCAdam optimizer(params, {gauge()}, {.lr = lr, .weight_decay = weight_decay}, polar(radial));
     for (int64_t step = 0; step < steps; ++step) {
       optimizer.zero_grad();
       (-scales().sum()).backward();
@@ -84,12 +90,9 @@ TEST(Polar, ChainOfWholeTensorsHasOneJointScale) {
   for (int l = 0; l < 4; ++l) {
     params.add("w" + std::to_string(l), at::randn({5, 5}, random, at::kDouble).requires_grad_());
   }
-  const auto gauges =
-      with(chained_rescale({.weights = {params["w0"], params["w1"], params["w2"], params["w3"]},
-                            .whole = true}),
-           Coordinates::polar);
-  const auto frame = testbeds::observer(params, gauges);
-  const auto& plan = frame.plan();
+  const auto plan = polar_plan(
+      params, chained_rescale({.weights = {params["w0"], params["w1"], params["w2"], params["w3"]},
+                               .whole = true}));
   ASSERT_EQ(plan.nodes.size(), 4U);
   ASSERT_EQ(plan.radial_modes.size(), 1U);
   for (const double weight : plan.radial_modes[0].weights) EXPECT_NEAR(weight, 1, 1e-12);
@@ -97,8 +100,7 @@ TEST(Polar, ChainOfWholeTensorsHasOneJointScale) {
 
 TEST(Polar, JointScaleOfSquaredReluWeighsTheInputTwice) {
   const Pair pair(2);
-  const auto frame = testbeds::observer(pair.params, {pair.gauge(Radial::linear)});
-  const auto& plan = frame.plan();
+  const auto plan = polar_plan(pair.params, {pair.gauge()});
   ASSERT_EQ(plan.radial_modes.size(), 1U);
   EXPECT_NEAR(plan.radial_modes[0].weights[0], 2, 1e-12);
   EXPECT_NEAR(plan.radial_modes[0].weights[1], 1, 1e-12);
@@ -108,8 +110,8 @@ TEST(Polar, JointScaleOfSquaredReluWeighsTheInputTwice) {
 /// Directions move by tangential steps only: without radial motion every norm stays what it was.
 TEST(Polar, DirectionStepsKeepTheNorms) {
   Pair pair(1);
-  auto gauge = pair.gauge(Radial::linear);
-  DDCAdam optimizer(pair.params, {gauge}, DDCAdamOptions(1e-2).weight_decay(0));
+  DDCAdam optimizer(pair.params, {pair.gauge()}, {.lr = 1e-2, .weight_decay = 0},
+                    polar(Radial::linear));
   const auto in = pair.params["in"].tensor.detach().norm(2, 1).clone();
   const auto out = pair.params["out"].tensor.detach().norm(2, 0).clone();
   auto random = generator(8);
@@ -136,9 +138,8 @@ TEST(Polar, SparseParityBlockIsKeptByLinearAndShedByLogRadius) {
   };
   const auto run = [&](Radial radial) {
     const auto params = testbed.init(42, at::kFloat);
-    auto gauges = with(testbed.gauges(params), Coordinates::polar);
-    for (auto& gauge : gauges) gauge.radial = radial;
-    DDCAdam optimizer(params, gauges, DDCAdamOptions(3e-3).weight_decay(2));
+    const auto gauges = testbed.gauges(params);
+    DDCAdam optimizer(params, gauges, {.lr = 3e-3, .weight_decay = 2}, polar(radial));
     const auto start = optimizer.gauge_coordinate(gauges[0].name).clone();
     const auto batch = testbed.batch(0, at::kFloat);
     for (int step = 0; step < 1500; ++step) {

@@ -1,6 +1,6 @@
 // BlockMap against plain loops over indices, in every layout that attention and residual streams use.
 
-#include "ddc/gauge/block_map.h"
+#include "gauge/block_map.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>

@@ -12,9 +12,11 @@
 #include <ostream>
 
 #include "ddc/io/checkpoint.h"
-#include "ddc/optim/ddc_adam.h"
-#include "ddc/optim/ddc_bases.h"
-#include "ddc/optim/ddc_muon.h"
+#include "ddc/optim/adam.h"
+#include "ddc/optim/muon.h"
+#include "ddc/optim/sgd.h"
+#include "ddc/optim/shampoo.h"
+#include "ddc/optim/soap.h"
 #include "ddc/testbeds/blocks.h"
 #include "support/errors.h"
 #include "support/snapshot.h"
@@ -49,9 +51,8 @@ void PrintTo(const Base& base, std::ostream* out) { *out << base.name; }
 /// Body frames are computed again every other step, so that there is one in each half of a run.
 Base adam(SecondMoment mode) {
   return {std::string("Adam_") + to_string(mode), [=](const Parameters& params, auto gauges) {
-            gauges = with(std::move(gauges), mode);
-            for (auto& gauge : gauges) gauge.frame_interval = 2;
-            return std::make_unique<DDCAdam>(params, gauges, DDCAdamOptions(1e-2));
+            return std::make_unique<DDCAdam>(params, std::move(gauges), AdamOptions{.lr = 1e-2},
+                                             Treatment{.second_moment = mode, .frame_interval = 2});
           }};
 }
 

@@ -28,7 +28,7 @@
 #include <vector>
 
 #include "ddc/io/checkpoint.h"
-#include "ddc/optim/ddc_adam.h"
+#include "ddc/optim/adam.h"
 #include "ddc/optim/schedule.h"
 #include "ddc/testbeds/blocks.h"
 
@@ -57,13 +57,14 @@ Mode parse_mode(const std::string& text) {
   return mode;
 }
 
-std::vector<ddc::Gauge> gauges_of(const ddc::testbeds::Testbed& bed, const ddc::Parameters& params,
-                                  const Mode& mode) {
-  auto gauges = bed.gauges(params);
-  if (mode.polar) gauges = with(std::move(gauges), ddc::Coordinates::polar);
-  if (mode.vertical_adam) gauges = with(std::move(gauges), ddc::Vertical::adam);
-  return gauges;
+ddc::Treatment treatment_of(const Mode& mode) {
+  ddc::Treatment treatment;
+  if (mode.polar) treatment.coordinates = ddc::Coordinates::polar;
+  if (mode.vertical_adam) treatment.vertical = ddc::Vertical::adam;
+  return treatment;
 }
+
+const ddc::AdamOptions kOptions{.lr = 1e-3, .weight_decay = 0.1};
 
 /// Embeddings, other matrices, and vectors, which do not decay.
 std::vector<torch::optim::OptimizerParamGroup> groups_of(const ddc::Parameters& params) {
@@ -74,11 +75,17 @@ std::vector<torch::optim::OptimizerParamGroup> groups_of(const ddc::Parameters& 
     const bool embedding = name == "embedding.weight" || name == "positions.weight";
     (embedding ? embeddings : tensor.dim() > 1 ? matrices : vectors).push_back(tensor);
   }
-  using Options = ddc::DDCAdamOptions;
+  auto of_embeddings = kOptions;
+  of_embeddings.beta1 = 0.8;
+  of_embeddings.beta2 = 0.99;
+  auto of_vectors = kOptions;
+  of_vectors.lr = 3e-3;
+  of_vectors.weight_decay = 0;
+  using Options = ddc::LiftedRuleOptions<ddc::AdamRule>;
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(embeddings, std::make_unique<Options>(Options().betas({0.8, 0.99})));
+  groups.emplace_back(embeddings, std::make_unique<Options>(of_embeddings));
   groups.emplace_back(matrices);
-  groups.emplace_back(vectors, std::make_unique<Options>(Options(3e-3).weight_decay(0)));
+  groups.emplace_back(vectors, std::make_unique<Options>(of_vectors));
   return groups;
 }
 
@@ -98,8 +105,7 @@ class Run {
   explicit Run(const Mode& mode)
       : type_(mode.type),
         params_(bed_.init(1, mode.type)),
-        optimizer_(groups_of(params_), params_, gauges_of(bed_, params_, mode),
-                   ddc::DDCAdamOptions(1e-3).weight_decay(0.1)),
+        optimizer_(groups_of(params_), params_, bed_.gauges(params_), kOptions, treatment_of(mode)),
         scheduler_(optimizer_, {.warmup = 10, .total = 120, .final_fraction = 0.1}) {
     at::manual_seed(5);
   }

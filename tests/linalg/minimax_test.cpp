@@ -1,7 +1,7 @@
 // The compositions of odd polynomials that take [lower, 1] to 1: as good as the theory says, and no
 // accident of rounding.
 
-#include "ddc/linalg/minimax.h"
+#include "linalg/minimax.h"
 
 #include <gtest/gtest.h>
 

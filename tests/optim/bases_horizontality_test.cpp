@@ -4,7 +4,9 @@
 
 #include <numeric>
 
-#include "ddc/optim/ddc_bases.h"
+#include "ddc/optim/sgd.h"
+#include "ddc/optim/shampoo.h"
+#include "ddc/optim/soap.h"
 #include "ddc/testbeds/blocks.h"
 #include "support/training.h"
 
@@ -20,13 +22,12 @@ struct Base {
 void PrintTo(const Base& base, std::ostream* out) { *out << base.name; }
 
 std::vector<Base> bases() {
-  return {{"Adam", testbeds::ddc_adam(DDCAdamOptions(3e-3))},
-          {"MuonExact", testbeds::ddc_muon(DDCMuonOptions(0.01).adam_lr(3e-3))},
-          {"MuonFast",
-           testbeds::ddc_muon(DDCMuonOptions(0.01).adam_lr(3e-3).method(PolarMethod::fast))},
-          {"Sgd", testbeds::lifted<SgdRule>({.settings = {.lr = 0.1, .momentum = 0.9}})},
-          {"Shampoo", testbeds::lifted<ShampooRule>({.settings = {.lr = 3e-3}})},
-          {"Soap", testbeds::lifted<SoapRule>({.settings = {.lr = 3e-3}})}};
+  return {{"Adam", testbeds::ddc_adam(AdamOptions{.lr = 3e-3})},
+          {"MuonExact", testbeds::ddc_muon({.lr = 0.01}, {.lr = 3e-3})},
+          {"MuonFast", testbeds::ddc_muon({.lr = 0.01, .method = PolarMethod::fast}, {.lr = 3e-3})},
+          {"Sgd", testbeds::lifted<SgdRule>({.lr = 0.1, .momentum = 0.9})},
+          {"Shampoo", testbeds::lifted<ShampooRule>({.lr = 3e-3})},
+          {"Soap", testbeds::lifted<SoapRule>({.lr = 3e-3})}};
 }
 
 class BasesHorizontality : public ::testing::TestWithParam<Base> {};

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "frame/frame.h"
 #include "support/matrices.h"
 #include "support/pursuit.h"
 #include "support/tolerances.h"
@@ -36,10 +37,10 @@ TEST(BodyFrame, IsExactThroughCrossingsOfEigenvalues) {
     const auto bed = pursuit([=] { return fitting(noise); });
     for (const auto mode : kModes) {
       SCOPED_TRACE(testing::Message() << to_string(mode) << ", noise " << noise);
-      const auto gauges = turning(fitting(noise), mode);
+      const auto gauges = turning(fitting(noise));
       std::vector<double> gaps;
       std::vector<at::Tensor> top;
-      const auto trained = train(bed, gauges, kSteps, [&](const Parameters& params) {
+      const auto trained = train(bed, gauges, turned(mode), kSteps, [&](const Parameters& params) {
         const auto [values, vectors] = at::linalg_eigh(grams_of(params)[0]);
         gaps.push_back((1 - values[-2] / values[-1]).item<double>());
         top.push_back(vectors.select(1, kHeadSize - 1));
@@ -49,8 +50,8 @@ TEST(BodyFrame, IsExactThroughCrossingsOfEigenvalues) {
       EXPECT_GT(gaps.back(), 0.2);
       EXPECT_LT(top.front().dot(top.back()).abs().item<double>(), 0.5);
       EXPECT_EQ(recomputed(*trained.optimizer) > 0, mode != SecondMoment::transported);
-      const double error =
-          paired_error(bed, gauges, with_reflections(5), ddc_adam(quick()), {.steps = kSteps});
+      const double error = paired_error(bed, gauges, with_reflections(5),
+                                        ddc_adam(quick(), turned(mode)), {.steps = kSteps});
       RecordProperty(std::string(to_string(mode)) + std::to_string(noise),
                      testing::PrintToString(error));
       EXPECT_LE(error, kBodyFrameTolerance);
@@ -67,15 +68,15 @@ TEST(BodyFrame, DoesNotSeeSignsOfEigenvectors) {
     for (uint64_t seed = 0; seed < 6; ++seed) {
       const auto element = with_reflections(seed);
       EXPECT_LT(at::linalg_det(element[0][0]).item<double>(), 0);
-      const auto gauges = turning(fitting(0.2), mode);
+      const auto gauges = turning(fitting(0.2));
       const auto moved = pursuit([&] {
         const at::NoGradGuard no_grad;
         auto params = fitting(0.2);
         act_(gauges, element, params);
         return params;
       });
-      const auto first = train(bed, gauges);
-      const auto second = train(moved, gauges);
+      const auto first = train(bed, gauges, turned(mode));
+      const auto second = train(moved, gauges, turned(mode));
       const auto frame = [](const Trained& trained) {
         return trained.optimizer->frame().gauge_states().front().frame;
       };
@@ -145,9 +146,10 @@ std::vector<Start> degenerate_starts() {
 TEST(BodyFrame, IsExactOnDegenerateWeights) {
   for (const auto& [name, init] : degenerate_starts()) {
     for (const auto mode : kModes) {
-      const auto gauges = turning(init(), mode);
-      const double error = paired_error(pursuit(init, /*moving=*/false), gauges,
-                                        with_reflections(7), ddc_adam(quick()), {.steps = kSteps});
+      const auto gauges = turning(init());
+      const double error =
+          paired_error(pursuit(init, /*moving=*/false), gauges, with_reflections(7),
+                       ddc_adam(quick(), turned(mode)), {.steps = kSteps});
       RecordProperty(name + " " + to_string(mode), testing::PrintToString(error));
       EXPECT_LE(error, kDegenerateFrameTolerance) << name << ", " << to_string(mode);
     }
@@ -158,7 +160,8 @@ TEST(BodyFrame, IsExactOnDegenerateWeights) {
 TEST(BodyFrame, LeavesAZeroHeadAloneAndSaysSo) {
   const auto init = degenerate_starts().back().init;
   for (const auto mode : kModes) {
-    const auto [params, optimizer] = train(pursuit(init, /*moving=*/false), turning(init(), mode));
+    const auto [params, optimizer] =
+        train(pursuit(init, /*moving=*/false), turning(init()), turned(mode));
     EXPECT_EQ(optimizer->report().degenerate_channels(), kHeadSize);
     EXPECT_EQ(heads_of(params["query"].tensor)[1].abs().max().item<double>(), 0);
     EXPECT_GT((params["query"].tensor - init()["query"].tensor).norm().item<double>(), 0.1);
@@ -168,10 +171,10 @@ TEST(BodyFrame, LeavesAZeroHeadAloneAndSaysSo) {
 TEST(BodyFrame, IsRecomputedWhenItIsDueAndWhenItHasDrifted) {
   const auto bed = pursuit([] { return fitting(0.2); });
   const auto count = [&](SecondMoment mode, double drift, int64_t interval) {
-    auto gauges = turning(fitting(0.2), mode);
-    gauges[0].frame_drift = drift;
-    gauges[0].frame_interval = interval;
-    return recomputed(*train(bed, gauges).optimizer);
+    auto treatment = turned(mode);
+    treatment.frame_drift = drift;
+    treatment.frame_interval = interval;
+    return recomputed(*train(bed, turning(fitting(0.2)), treatment).optimizer);
   };
   for (const auto mode : {SecondMoment::body_frame, SecondMoment::body_frame_topk}) {
     EXPECT_EQ(count(mode, 10, 1000), 0);

@@ -1,13 +1,12 @@
 // What DDCMuon promises beside its gauges (whole_model_test.cpp) and its reduction to Muon
 // (reductions_test.cpp): options, and polar factors head by head.
 
-#include "ddc/optim/ddc_muon.h"
-
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
 
 #include "ddc/gauge/attention.h"
 #include "ddc/linalg/polar_factor.h"
+#include "ddc/optim/muon.h"
 #include "ddc/optim/schedule.h"
 #include "support/errors.h"
 #include "support/matrices.h"
@@ -16,26 +15,32 @@
 namespace ddc::tests {
 namespace {
 
-const DDCMuonOptions& muon_options(const DDCMuon& optimizer, size_t group) {
-  return dynamic_cast<const DDCMuonOptions&>(optimizer.param_groups().at(group).options());
+const MuonOptions& muon_options(const DDCMuon& optimizer, size_t group) {
+  return dynamic_cast<const LiftedRuleOptions<MuonRule>&>(
+             optimizer.param_groups().at(group).options())
+      .get();
 }
 
-TEST(DDCMuonOptions, NamesWhatItRefuses) {
+TEST(MuonOptions, NamesWhatItRefuses) {
   const auto params = small_table();
-  const auto refused = [&](const DDCMuonOptions& options, const std::vector<std::string>& parts) {
+  const auto refused = [&](const MuonOptions& options, const std::vector<std::string>& parts) {
     expect_error([&] { DDCMuon(params, {}, options); }, parts);
   };
-  refused(DDCMuonOptions(-1), {"lr", ">= 0", "-1"});
-  refused(DDCMuonOptions(kNaN), {"lr", "finite", "nan"});
-  refused(DDCMuonOptions().momentum(1), {"momentum", "[0, 1)", "1"});
-  refused(DDCMuonOptions().momentum(0), {"nesterov", "momentum > 0", "0"});
-  refused(DDCMuonOptions().weight_decay(-2), {"weight_decay", ">= 0", "-2"});
-  refused(DDCMuonOptions().adam_lr(kInf), {"adam_lr", "finite", "inf"});
-  refused(DDCMuonOptions().adam_betas({1, 0.9}), {"adam_beta1", "[0, 1)", "1"});
-  refused(DDCMuonOptions().adam_betas({0.9, -0.5}), {"adam_beta2", "[0, 1)", "-0.5"});
-  refused(DDCMuonOptions().adam_eps(-1), {"adam_eps", ">= 0", "-1"});
-  refused(DDCMuonOptions().adam_weight_decay(-3), {"adam_weight_decay", ">= 0", "-3"});
-  expect_error([&] { DDCMuon(params, {}, {}, {"nothing"}); }, {"nothing", "no parameter"});
+  refused({.lr = -1}, {"option lr", ">= 0", "-1"});
+  refused({.lr = kNaN}, {"option lr", "finite", "nan"});
+  refused({.momentum = 1}, {"momentum", "[0, 1)", "1"});
+  refused({.momentum = 0}, {"nesterov", "momentum > 0", "0"});
+  refused({.weight_decay = -2}, {"weight_decay", ">= 0", "-2"});
+  const auto adam_refused = [&](const AdamOptions& options, const std::vector<std::string>& parts) {
+    expect_error([&] { DDCMuon(params, {}, {}, {}, {.options = options}); }, parts);
+  };
+  adam_refused({.lr = kInf}, {"option lr", "finite", "inf"});
+  adam_refused({.beta1 = 1, .beta2 = 0.9}, {"beta1", "[0, 1)", "1"});
+  adam_refused({.beta1 = 0.9, .beta2 = -0.5}, {"beta2", "[0, 1)", "-0.5"});
+  adam_refused({.eps = -1}, {"eps", ">= 0", "-1"});
+  adam_refused({.weight_decay = -3}, {"weight_decay", ">= 0", "-3"});
+  expect_error([&] { DDCMuon(params, {}, {}, {}, {.names = {"nothing"}}); },
+               {"nothing", "no parameter"});
   expect_error(
       [&] {
         DDCMuon(
@@ -43,81 +48,85 @@ TEST(DDCMuonOptions, NamesWhatItRefuses) {
             params);
       },
       {"param group 0", "another optimizer's type"});
+  expect_error([&] { DDCMuon({OptimizerParamGroup(params.tensors())}, params); },
+               {"'norm.weight'", "[3]", "no matrix", "use_adam"});
 
-  auto values = DDCMuonOptions().values();
-  const auto assigned = [&](const std::string& option, double value) {
-    auto changed = values;
-    changed[option] = value;
-    DDCMuonOptions().assign(changed);
+  DDCMuon optimizer(params);
+  const auto assigned = [&](const std::string& option, const OptionValue& value) {
+    optimizer.set_options(0, {{option, value}});
   };
-  expect_error([&] { assigned("method", 4); }, {"method", "0 to 3", "4"});
-  expect_error([&] { assigned("scale", 0.5); }, {"scale", "0 to 2", "0.5"});
-  expect_error([&] { assigned("lr", -1); }, {"lr", ">= 0", "-1"});
-  values.erase("adam_eps");
-  expect_error([&] { assigned("lr", 1); }, {"adam_eps", "missing"});
+  expect_error([&] { assigned("method", 4.0); },
+               {"method", "one of exact, fast, sharpen, newton_schulz", "got 4"});
+  expect_error([&] { assigned("method", std::string("exakt")); }, {"got 'exakt'", "mean 'exact'?"});
+  expect_error([&] { assigned("scale", 0.5); },
+               {"scale", "one of original, match_rms_adamw, frobenius", "0.5"});
+  expect_error([&] { assigned("lr", -1.0); }, {"lr", ">= 0", "-1"});
+  expect_error([&] { assigned("adam_eps", 1.0); }, {"unknown option of DDCMuon 'adam_eps'"});
+  auto state = optimizer.state_dict();
+  const std::string eps = "\"eps\":1e-08,";
+  ASSERT_NE(state.description.find(eps), std::string::npos);
+  state.description.erase(state.description.find(eps), eps.size());
+  expect_error([&] { optimizer.load_state_dict(state); }, {"param group 0", "eps", "missing"});
 }
 
-TEST(DDCMuonOptions, GroupsInheritWhatTheyAreNotGiven) {
+// Those of a group are complete: nothing is taken from the optimizer's.
+TEST(MuonOptions, GroupsKeepTheirOptionsEntirelyOrGetTheOptimizers) {
   const auto params = small_table();
-  const auto defaults = DDCMuonOptions(0.5)
-                            .momentum(0.5)
-                            .nesterov(false)
-                            .method(PolarMethod::fast)
-                            .adam_lr(0.25)
-                            .adam_eps(1e-3);
-  // An option that is given its usual value is given.
-  auto own = std::make_unique<DDCMuonOptions>();
-  own->momentum(0.95).scale(UpdateScale::frobenius).adam_lr(0.125);
-  DDCMuon optimizer({OptimizerParamGroup({params["in.weight"].tensor}, std::move(own)),
+  const MuonOptions defaults{
+      .lr = 0.5, .momentum = 0.5, .nesterov = false, .method = PolarMethod::fast, .eps = 1e-3};
+  const MuonOptions own{.scale = UpdateScale::frobenius};
+  DDCMuon optimizer({OptimizerParamGroup({params["in.weight"].tensor},
+                                         std::make_unique<LiftedRuleOptions<MuonRule>>(own)),
                      OptimizerParamGroup({params["out.weight"].tensor})},
                     params, {}, defaults);
-  EXPECT_EQ(muon_options(optimizer, 0).momentum(), 0.95);
-  EXPECT_EQ(muon_options(optimizer, 0).scale(), UpdateScale::frobenius);
-  EXPECT_EQ(muon_options(optimizer, 0).adam_lr(), 0.125);
-  EXPECT_EQ(muon_options(optimizer, 1).momentum(), 0.5);
-  EXPECT_EQ(muon_options(optimizer, 1).scale(), UpdateScale::original);
-  EXPECT_EQ(muon_options(optimizer, 1).adam_lr(), 0.25);
-  for (const size_t group : {0, 1}) {
-    EXPECT_EQ(muon_options(optimizer, group).lr(), 0.5);
-    EXPECT_FALSE(muon_options(optimizer, group).nesterov());
-    EXPECT_EQ(muon_options(optimizer, group).method(), PolarMethod::fast);
-    EXPECT_EQ(muon_options(optimizer, group).adam_eps(), 1e-3);
+  EXPECT_EQ(values_of(muon_options(optimizer, 0)), values_of(own));
+  EXPECT_EQ(values_of(muon_options(optimizer, 1)), values_of(defaults));
+}
+
+TEST(MuonOptions, VectorsAndWhatIsNamedAreInAGroupOfTheirOwnThatAdamSteps) {
+  const auto params = small_table();
+  const AdamOptions adam{
+      .lr = 0.125, .beta1 = 0.5, .beta2 = 0.25, .eps = 1e-3, .weight_decay = 0.75};
+  DDCMuon optimizer(params, {}, {.lr = 0.5}, {}, {.names = {"out.weight"}, .options = adam});
+  ASSERT_EQ(optimizer.param_groups().size(), 2);
+  EXPECT_EQ(values_of(muon_options(optimizer, 0)), values_of(MuonOptions{.lr = 0.5}));
+  EXPECT_EQ(values_of(muon_options(optimizer, 1)), values_of(MuonOptions::adam(adam)));
+  const auto& by_muon = optimizer.param_groups()[0].params();
+  ASSERT_EQ(by_muon.size(), 1);
+  EXPECT_TRUE(by_muon[0].is_same(params["in.weight"].tensor));
+  EXPECT_EQ(optimizer.param_groups()[1].params().size(), 4);
+  // The group steps as AdamW does.
+  const auto plain = params.clone();
+  torch::optim::AdamW reference({plain["norm.weight"].tensor, plain["in.bias"].tensor,
+                                 plain["out.weight"].tensor, plain["out.bias"].tensor},
+                                torch::optim::AdamWOptions(adam.lr)
+                                    .betas({adam.beta1, adam.beta2})
+                                    .eps(adam.eps)
+                                    .weight_decay(adam.weight_decay));
+  for (uint64_t step = 0; step < 3; ++step) {
+    set_gradients(params, 10 * step);
+    set_gradients(plain, 10 * step);
+    optimizer.step();
+    reference.step();
+  }
+  for (const auto* name : {"norm.weight", "in.bias", "out.weight", "out.bias"}) {
+    EXPECT_TRUE(at::equal(params[name].tensor, plain[name].tensor)) << name;
   }
 }
 
-TEST(DDCMuonOptions, OneScheduleDrivesBothLearningRates) {
-  DDCMuonOptions options(0.5);
-  options.adam_lr(0.125);
-  options.set_lr(0.25);
-  EXPECT_EQ(options.lr(), 0.25);
-  EXPECT_EQ(options.adam_lr(), 0.0625);
-  options.adam_lr(0.25);  // a ratio of its own from now on
-  options.set_lr(1);
-  EXPECT_EQ(options.adam_lr(), 1);
-}
-
-TEST(DDCMuonOptions, RememberTheirRatioWhileASchedulePassesZero) {
+TEST(MuonOptions, AScheduleActsOnTheRateOfEachGroup) {
   const auto params = small_table();
-  DDCMuon optimizer(params, {}, DDCMuonOptions(0.5).adam_lr(0.125), {"out.weight"});
+  DDCMuon optimizer(params, {}, {.lr = 0.5}, {},
+                    {.names = {"out.weight"}, .options = {.lr = 0.125}});
   WarmupScheduler scheduler(optimizer, {.total = 10});
   const auto expect_rates = [&](double fraction) {
-    for (const size_t group : {0, 1}) {
-      EXPECT_NEAR(muon_options(optimizer, group).lr(), 0.5 * fraction, 1e-15);
-      EXPECT_NEAR(muon_options(optimizer, group).adam_lr(), 0.125 * fraction, 1e-15);
-    }
+    EXPECT_NEAR(muon_options(optimizer, 0).lr, 0.5 * fraction, 1e-15);
+    EXPECT_NEAR(muon_options(optimizer, 1).lr, 0.125 * fraction, 1e-15);
   };
   scheduler.resume(10);
   expect_rates(0);
   scheduler.resume(5);
   expect_rates(0.5);
-  // A checkpoint of a run that has ended.
-  DDCMuonOptions ended(0.5);
-  ended.adam_lr(0.125);
-  auto values = ended.values();
-  values["lr"] = values["adam_lr"] = 0;
-  ended.assign(values);
-  ended.set_lr(0.25);
-  EXPECT_EQ(ended.adam_lr(), 0.0625);
 }
 
 constexpr int64_t kHeads = 2;
@@ -165,7 +174,7 @@ TEST(DDCMuon, TakesPolarFactorsPerHeadAndCutsTheOutputAlongItsInputs) {
       params,
       {qk_rotation({.query = params["query"], .key = params["key"], .heads = kHeads}),
        vo_rotation({.value = params["value"], .output = params["output"], .heads = kHeads})},
-      DDCMuonOptions(0.1).weight_decay(0));
+      MuonOptions{.lr = 0.1, .weight_decay = 0});
   set_gradients(params, 10);
   optimizer.step();
   for (const auto& [first, second] : {std::pair{"query", "key"}, std::pair{"value", "output"}}) {

@@ -32,7 +32,7 @@ std::vector<Network> networks() {
 /// A way of treating all gauges of a network.
 struct Mode {
   std::string name;
-  std::function<std::vector<Gauge>(std::vector<Gauge>)> apply;
+  Treatment treatment;
 };
 
 std::vector<Mode> modes() {
@@ -42,15 +42,9 @@ std::vector<Mode> modes() {
     for (const auto vertical : {Vertical::frozen, Vertical::sgd, Vertical::adam}) {
       std::string full = name;
       full.append("_").append(to_string(vertical));
-      result.push_back({full, [=](std::vector<Gauge> gauges) {
-                          for (auto& gauge : gauges) {
-                            gauge.coordinates = coordinates;
-                            gauge.hold = hold;
-                            gauge.radial = radial;
-                            gauge.vertical = vertical;
-                          }
-                          return gauges;
-                        }});
+      result.push_back(
+          {full,
+           {.coordinates = coordinates, .hold = hold, .vertical = vertical, .radial = radial}});
     }
   };
   add("Default", std::nullopt, Hold::ratio, Radial::linear);
@@ -67,9 +61,10 @@ class Equivariance : public ::testing::TestWithParam<std::tuple<Network, Mode>> 
 
 TEST_P(Equivariance, HoldsForAllGaugesTogetherInDoubleAndFloat) {
   const auto& [network, mode] = GetParam();
-  const auto gauges = mode.apply(network.testbed.gauges(network.testbed.init(1, at::kDouble)));
+  const auto gauges = network.testbed.gauges(network.testbed.init(1, at::kDouble));
+  const auto make = ddc_adam(usual_options(), mode.treatment);
   for (const auto type : {at::kDouble, at::kFloat}) {
-    const double error = paired_error(network.testbed, gauges, ddc_adam(), {.type = type});
+    const double error = paired_error(network.testbed, gauges, make, {.type = type});
     EXPECT_LE(error, equivariance_tolerance(type)) << type;
   }
 }
@@ -96,7 +91,7 @@ TEST_P(SingleGauge, AloneIsEquivariantInEveryMode) {
     auto bound = null;
     if (gauge.kind != "null shift") bound.push_back(gauge);
     for (const auto& mode : modes()) {
-      const double error = paired_error(testbed, mode.apply(bound), ddc_adam());
+      const double error = paired_error(testbed, bound, ddc_adam(usual_options(), mode.treatment));
       EXPECT_LE(error, equivariance_tolerance(at::kDouble)) << gauge.name << " " << mode.name;
     }
   }

@@ -74,16 +74,13 @@ TEST_P(FedGradients, KeepCopiesRelatedInFloat) {
     return table;
   };
   const auto first = draw(true);
-  auto gauges = construction.gauges(first);
-  for (auto& gauge : gauges) {
-    gauge.coordinates = coordinates;
-    gauge.vertical = vertical;
-  }
+  const auto gauges = construction.gauges(first);
+  const Treatment treatment{.coordinates = coordinates, .vertical = vertical};
   const auto element = random_element(gauges, first, 0.5, random);
   const auto second = first.clone();
   act_(gauges, element, second);
-  DDCAdam first_optimizer(first, gauges, usual_options());
-  DDCAdam second_optimizer(second, gauges, usual_options());
+  DDCAdam first_optimizer(first, gauges, usual_options(), treatment);
+  DDCAdam second_optimizer(second, gauges, usual_options(), treatment);
   const auto start = first_optimizer.gauge_coordinate(gauges[0].name).clone();
   for (int step = 0; step < 50; ++step) {
     const auto gradients = draw(false);

@@ -4,9 +4,9 @@
 
 #include <numeric>
 
-#include "ddc/gauge/block_map.h"
-#include "ddc/optim/ddc_bases.h"
-#include "ddc/optim/ddc_muon.h"
+#include "ddc/optim/muon.h"
+#include "ddc/optim/sgd.h"
+#include "gauge/block_map.h"
 #include "support/matrices.h"
 #include "support/pursuit.h"
 #include "support/tolerances.h"
@@ -25,8 +25,8 @@ TEST(FrameTransport, TurnsTheFirstMomentByTheBasisAndTheSecondByItsSquares) {
     const BlockMap map(channels, kHeads * kHeadSize, kHeadSize, axis, shape, at::kCPU);
     const auto m = normal(shape, 2);
     const auto v = normal(shape, 3).square();
-    rules::AdamMoments moments{m.clone(), v.clone(), {}};
-    moments.turn(map, basis);
+    AdamMoments moments{m.clone(), v.clone(), {}};
+    AdamRule::change_basis(moments, {map, basis});
     const auto rows = [&](const at::Tensor& t) { return axis == 0 ? t : t.t(); };
     for (int64_t b = 0; b < kHeads; ++b) {
       for (int64_t i = 0; i < kHeadSize; ++i) {
@@ -84,9 +84,9 @@ struct ByHand {
 
 TEST(FrameTransport, EqualsAdamInTheEigenbasisOfEveryStepByHand) {
   const auto bed = pursuit([] { return fitting(0.4); }, /*moving=*/false);
-  auto gauges = turning(fitting(0.4), SecondMoment::body_frame);
-  gauges[0].frame_interval = 1;
-  const auto trained = train(bed, gauges, 30);
+  auto treatment = turned(SecondMoment::body_frame);
+  treatment.frame_interval = 1;
+  const auto trained = train(bed, turning(fitting(0.4)), treatment, 30);
   const auto side_by_side = [](const at::Tensor& q, const at::Tensor& k) {
     return at::cat({heads_of(q), heads_of(k)}, 2);
   };
@@ -116,15 +116,20 @@ TEST(FrameTransport, EqualsAdamInTheEigenbasisOfEveryStepByHand) {
 // work in, if their momentum is turned with it.
 TEST(FrameTransport, MakesNoDifferenceToBasesThatCommuteWithRotations) {
   const auto bed = pursuit([] { return fitting(0.4); });
-  const std::vector<std::pair<std::string, OptimizerMaker>> bases{
-      {"Sgd", testbeds::lifted<SgdRule>({.settings = {.lr = 1e-2, .momentum = 0.9}})},
-      {"Muon", testbeds::ddc_muon(DDCMuonOptions(2e-2))}};
+  using Make = std::function<OptimizerMaker(const Treatment&)>;
+  const std::vector<std::pair<std::string, Make>> bases{
+      {"Sgd",
+       [](const Treatment& treatment) {
+         return testbeds::lifted<SgdRule>({.lr = 1e-2, .momentum = 0.9}, treatment);
+       }},
+      {"Muon",
+       [](const Treatment& treatment) { return testbeds::ddc_muon({.lr = 2e-2}, {}, treatment); }}};
   for (const auto& [name, make] : bases) {
     const auto run = [&](SecondMoment mode) {
       const auto params = bed.init(1, at::kDouble);
-      auto gauges = turning(params, mode);
-      gauges[0].frame_interval = 1;
-      const auto optimizer = make(params, gauges);
+      auto treatment = turned(mode);
+      treatment.frame_interval = 1;
+      const auto optimizer = make(treatment)(params, turning(params));
       for (int64_t step = 0; step < kSteps; ++step) {
         backward(bed, params, bed.batch(static_cast<uint64_t>(step), at::kDouble));
         optimizer->step();

@@ -40,7 +40,7 @@ Comparison compare(const Testbed& testbed, double lr, double weight_decay) {
       return drift(testbed, params, testbed.gauges(params), make, {.seed = seed});
     };
     result.adamw.push_back(train(testbeds::adamw(lr, weight_decay)));
-    result.ddc.push_back(train(ddc_adam(DDCAdamOptions(lr).weight_decay(weight_decay))));
+    result.ddc.push_back(train(ddc_adam(AdamOptions{.lr = lr, .weight_decay = weight_decay})));
   }
   return result;
 }
@@ -82,9 +82,9 @@ class BlockHorizontality
 TEST_P(BlockHorizontality, NoChannelMovesOverAThousandSteps) {
   const auto& [block, coordinates] = GetParam();
   const auto params = block.testbed.init(42, at::kFloat);
-  auto gauges = block.testbed.gauges(params);
-  for (auto& gauge : gauges) gauge.coordinates = coordinates;
-  const auto run = drift(block.testbed, params, gauges, ddc_adam(), {.steps = 1000});
+  const auto run =
+      drift(block.testbed, params, block.testbed.gauges(params),
+            ddc_adam(usual_options(), Treatment{.coordinates = coordinates}), {.steps = 1000});
   EXPECT_LE(run.largest(), kBlockDrift);
   EXPECT_LT(run.final_loss, std::log(11.0));  // it learns: chance is log of the vocabulary
 }
@@ -128,9 +128,9 @@ TEST(Horizontality, ReportedCoordinateIsTheOneMeasuredByHand) {
 TEST(Horizontality, HoldUnitKeepsTheGainItself) {
   const auto testbed = testbeds::norm_teacher_student();
   const auto params = testbed.init(1, at::kDouble);
-  auto gauges = testbed.gauges(params);
-  gauges[0].hold = Hold::unit;
-  DDCAdam optimizer(params, gauges, DDCAdamOptions(1e-2));
+  const auto gauges = testbed.gauges(params);
+  DDCAdam optimizer(params, gauges, AdamOptions{.lr = 1e-2},
+                    Treatments().of(gauges[0].name, {.hold = Hold::unit}));
   const auto start = params["norm.weight"].tensor.detach().clone();
   for (int64_t step = 0; step < 100; ++step) {
     backward(testbed, params, testbed.batch(step, at::kDouble));
@@ -141,12 +141,11 @@ TEST(Horizontality, HoldUnitKeepsTheGainItself) {
 
 TEST(Horizontality, BothHoldsTrainTheSameFunction) {
   const auto testbed = testbeds::layer_norm_block();
-  auto gauges = testbed.gauges(testbed.init(1, at::kDouble));
+  const auto gauges = testbed.gauges(testbed.init(1, at::kDouble));
   const auto ratio = testbed.init(1, at::kDouble);
   const auto unit = testbed.init(1, at::kDouble);
   DDCAdam with_ratio(ratio, gauges);
-  for (auto& gauge : gauges) gauge.hold = Hold::unit;
-  DDCAdam with_unit(unit, gauges);
+  DDCAdam with_unit(unit, gauges, {}, Treatment{.hold = Hold::unit});
   for (int64_t step = 0; step < 50; ++step) {
     const auto batch = testbed.batch(step, at::kDouble);
     EXPECT_NEAR(backward(testbed, ratio, batch), backward(testbed, unit, batch), 1e-12);

@@ -8,7 +8,7 @@
 
 #include "ddc/gauge/norm_scale.h"
 #include "ddc/gauge/shift.h"
-#include "ddc/optim/ddc_adam.h"
+#include "ddc/optim/adam.h"
 #include "ddc/optim/schedule.h"
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"
@@ -55,7 +55,7 @@ TEST(DDCAdamConstruction, TakesDisjointViewsOfOneBuffer) {
   const auto storage = at::randn({6}, generator(1), at::kDouble);
   const auto params = table({{"one", storage.narrow(0, 0, 3).detach().requires_grad_()},
                              {"other", storage.narrow(0, 3, 3).detach().requires_grad_()}});
-  DDCAdam optimizer(params, {}, DDCAdamOptions(0.5).weight_decay(0).eps(0));
+  DDCAdam optimizer(params, {}, AdamOptions{.lr = 0.5, .eps = 0, .weight_decay = 0});
   const auto before = storage.clone();
   set_gradients(params, 10);
   optimizer.step();
@@ -140,25 +140,25 @@ TEST(DDCAdamConstruction, RejectsWeightsThatAreNotNumbers) {
 }
 
 struct BadOption {
-  DDCAdamOptions options;
+  AdamOptions options;
   std::string option;
 };
 
 std::vector<BadOption> bad_options() {
   std::vector<BadOption> result;
   for (const double bad : {-1e-3, kNaN, kInf, -kInf}) {
-    result.push_back({DDCAdamOptions().lr(bad), "lr"});
-    result.push_back({DDCAdamOptions().eps(bad), "eps"});
-    result.push_back({DDCAdamOptions().weight_decay(bad), "weight_decay"});
+    result.push_back({AdamOptions{.lr = bad}, "lr"});
+    result.push_back({AdamOptions{.eps = bad}, "eps"});
+    result.push_back({AdamOptions{.weight_decay = bad}, "weight_decay"});
   }
   for (const double bad : {1.0, -0.1, 1.5, kNaN}) {
-    result.push_back({DDCAdamOptions().betas({bad, 0.999}), "betas[0]"});
-    result.push_back({DDCAdamOptions().betas({0.9, bad}), "betas[1]"});
+    result.push_back({AdamOptions{.beta1 = bad, .beta2 = 0.999}, "beta1"});
+    result.push_back({AdamOptions{.beta1 = 0.9, .beta2 = bad}, "beta2"});
   }
   return result;
 }
 
-TEST(DDCAdamOptions, ThatAreUnusableAreRejectedAtConstruction) {
+TEST(AdamOptions, ThatAreUnusableAreRejectedAtConstruction) {
   const auto params = small_table();
   const auto t = params.tensors();
   for (const auto& [options, option] : bad_options()) {
@@ -171,7 +171,7 @@ TEST(DDCAdamOptions, ThatAreUnusableAreRejectedAtConstruction) {
   }
 }
 
-TEST(DDCAdamOptions, ThatBecomeUnusableAreRejectedByTheStep) {
+TEST(AdamOptions, ThatBecomeUnusableAreRejectedByTheStep) {
   for (const auto& [options, option] : bad_options()) {
     SCOPED_TRACE(option);
     const auto params = small_table();
@@ -181,14 +181,15 @@ TEST(DDCAdamOptions, ThatBecomeUnusableAreRejectedByTheStep) {
     set_gradients(params, 10);
     optimizer.step();
     // In the last group, so that a check on the way would come too late.
-    dynamic_cast<DDCAdamOptions&>(optimizer.param_groups()[1].options()) = options;
+    dynamic_cast<LiftedRuleOptions<AdamRule>&>(optimizer.param_groups()[1].options()).get() =
+        options;
     const auto before = snapshot(optimizer);
     expect_error([&] { optimizer.step(); }, {option});
     EXPECT_THAT(differences(before, snapshot(optimizer)), IsEmpty());
   }
 }
 
-TEST(DDCAdamOptions, ThatASchedulerMakesUnusableAreRejectedByTheStep) {
+TEST(AdamOptions, ThatASchedulerMakesUnusableAreRejectedByTheStep) {
   const auto params = small_table();
   DDCAdam optimizer(params, {small_rescale(params)});
   set_gradients(params, 10);
@@ -271,7 +272,7 @@ TEST(DDCAdamStep, RejectsACompressedSparseGradient) {
 
 TEST(DDCAdamStep, SkipsParametersWithoutGradient) {
   const auto params = small_table();
-  DDCAdam optimizer(params, {}, DDCAdamOptions(0.1).weight_decay(0.1));
+  DDCAdam optimizer(params, {}, AdamOptions{.lr = 0.1, .weight_decay = 0.1});
   set_gradients(params, 10);
   params["in.bias"].tensor.mutable_grad() = at::Tensor();
   const auto before = snapshot(optimizer);
@@ -324,8 +325,9 @@ TEST(DDCAdamStep, LeavesAFrozenLegAloneAndTrainsTheOthersEquivariantly) {
       const auto still = with_frozen(bed, frozen);
       const auto params = still.init(1, at::kDouble);
       const auto before = params.clone();
-      const auto gauges = with(bed.gauges(params), coordinates);
-      DDCAdam optimizer(params, gauges, DDCAdamOptions(3e-3));
+      const auto gauges = bed.gauges(params);
+      const Treatment treatment{.coordinates = coordinates};
+      DDCAdam optimizer(params, gauges, AdamOptions{.lr = 3e-3}, treatment);
       const auto batch = still.batch(1, at::kDouble);
       const double first_loss = backward(still, params, batch);
       for (int step = 0; step < 30; ++step) {
@@ -340,7 +342,8 @@ TEST(DDCAdamStep, LeavesAFrozenLegAloneAndTrainsTheOthersEquivariantly) {
                   frozen.count(tensor_name) > 0 || blind)
             << tensor_name;
       }
-      EXPECT_LE(paired_error(still, gauges, ddc_adam()), equivariance_tolerance(at::kDouble));
+      EXPECT_LE(paired_error(still, gauges, ddc_adam(usual_options(), treatment)),
+                equivariance_tolerance(at::kDouble));
     }
   }
 }
@@ -351,12 +354,13 @@ TEST(DDCAdamStep, StaysEquivariantWhenAFrozenLegIsTrainedAgain) {
   for (const auto coordinates : kAllCoordinates) {
     SCOPED_TRACE(to_string(coordinates));
     const auto first = bed.init(1, at::kDouble);
-    const auto gauges = with(bed.gauges(first), coordinates);
+    const auto gauges = bed.gauges(first);
+    const Treatment treatment{.coordinates = coordinates};
     const auto element = random_element(gauges, first, 0.5, generator(7));
     const auto second = first.clone();
     act_(gauges, element, second);
-    DDCAdam first_optimizer(first, gauges, usual_options());
-    DDCAdam second_optimizer(second, gauges, usual_options());
+    DDCAdam first_optimizer(first, gauges, usual_options(), treatment);
+    DDCAdam second_optimizer(second, gauges, usual_options(), treatment);
     const auto r = second_optimizer.gauge_coordinate(gauges.front().name);
     for (int step = 0; step < 60; ++step) {
       const auto& now = step / 20 % 2 == 0 ? frozen : bed;
@@ -390,8 +394,8 @@ TEST(DDCAdamStep, TreatsAShiftWithAFrozenLegAsNone) {
     if (gauge.kind == "null shift" || gauge.kind == "embedding exchange") gauges.push_back(gauge);
   }
   ASSERT_EQ(gauges.size(), blind.size() + 1);
-  DDCAdam optimizer(params, gauges, DDCAdamOptions(1e-3).weight_decay(0));
-  DDCAdam plain_optimizer(plain, blind, DDCAdamOptions(1e-3).weight_decay(0));
+  DDCAdam optimizer(params, gauges, AdamOptions{.lr = 1e-3, .weight_decay = 0});
+  DDCAdam plain_optimizer(plain, blind, AdamOptions{.lr = 1e-3, .weight_decay = 0});
   for (int step = 0; step < 20; ++step) {
     const auto batch = bed.batch(step, at::kDouble);
     backward(bed, params, batch);
@@ -409,8 +413,12 @@ TEST(DDCAdamStep, NeverChangesTheCallersGradients) {
       for (const int mode : {-1, 0, 1, 2}) {
         const auto params = bed.init(1, type);
         std::vector<Gauge> gauges;
-        if (mode >= 0) gauges = with(bed.gauges(params), kAllCoordinates.at(mode));
-        DDCAdam optimizer(params, gauges, DDCAdamOptions(1e-3).maximize(maximize));
+        Treatment treatment;
+        if (mode >= 0) {
+          gauges = bed.gauges(params);
+          treatment.coordinates = kAllCoordinates.at(mode);
+        }
+        DDCAdam optimizer(params, gauges, AdamOptions{.lr = 1e-3, .maximize = maximize}, treatment);
         for (int step = 0; step < 2; ++step) {
           backward(bed, params, bed.batch(step, type));
           std::vector<std::string> before;

@@ -18,11 +18,13 @@ namespace {
 ddc::MuonOptions options_in(const ddc::io::TensorFile& file) {
   const auto number = [&](const char* key) { return std::stod(file.metadata.at(key)); };
   const auto scale = file.metadata.at("scale");
-  return ddc::MuonOptions(number("lr"))
-      .weight_decay(number("weight_decay"))
-      .momentum(number("momentum"))
-      .nesterov(file.metadata.at("nesterov") == "true")
-      .scale(scale == "original" ? ddc::UpdateScale::original : ddc::UpdateScale::match_rms_adamw);
+  return {.lr = number("lr"),
+          .weight_decay = number("weight_decay"),
+          .momentum = number("momentum"),
+          .nesterov = file.metadata.at("nesterov") == "true",
+          .method = ddc::PolarMethod::newton_schulz,
+          .scale =
+              scale == "original" ? ddc::UpdateScale::original : ddc::UpdateScale::match_rms_adamw};
 }
 
 void run(const char* input, const char* output) {
@@ -30,7 +32,9 @@ void run(const char* input, const char* output) {
   const auto* start = file.find("param");
   TORCH_CHECK(start != nullptr, "there is no tensor 'param'");
   const auto param = start->clone().requires_grad_();
-  ddc::Muon optimizer({param}, options_in(file));
+  ddc::Parameters params;
+  params.add("param", param);
+  ddc::Muon optimizer(params, {}, options_in(file));
   ddc::io::TensorFile result;
   for (int step = 0;; ++step) {
     const auto* gradient = file.find("gradient." + std::to_string(step));
@@ -39,9 +43,8 @@ void run(const char* input, const char* output) {
     optimizer.step();
     result.tensors.emplace_back("param." + std::to_string(step + 1), param.detach().clone());
   }
-  const auto& state =
-      dynamic_cast<const ddc::MuonParamState&>(*optimizer.state().at(param.unsafeGetTensorImpl()));
-  result.tensors.emplace_back("momentum_buffer", state.momentum_buffer());
+  result.tensors.emplace_back("momentum_buffer",
+                              optimizer.state_dict().tensors.at("param.param.momentum_buffer"));
   ddc::io::write_safetensors(output, result);
 }
 

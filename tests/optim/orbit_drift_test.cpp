@@ -93,12 +93,14 @@ Case torus() { return rms_norm_case("Torus", qk_torus, vo_rotation); }
 Case linear() { return layer_norm_case("Linear", qk_linear, vo_linear); }
 Case torus_and_linear() { return rms_norm_case("TorusAndLinear", qk_torus, vo_linear); }
 
-RotationDrift run(const Case& each, const OptimizerMaker& make, int64_t steps, bool procrustes) {
+RotationDrift run(const Case& each, const OptimizerMaker& make, int64_t steps) {
   const auto params = each.bed.init(1, at::kDouble);
-  auto gauges = each.gauges(params);
-  for (auto& gauge : gauges) gauge.procrustes = procrustes;
-  return rotation_drift(each.bed, params, gauges, make,
+  return rotation_drift(each.bed, params, each.gauges(params), make,
                         {.seed = 1, .steps = steps, .type = at::kDouble});
+}
+
+OptimizerMaker lifted_adam(double lr, double weight_decay, bool procrustes) {
+  return ddc_adam({.lr = lr, .weight_decay = weight_decay}, Treatment{.procrustes = procrustes});
 }
 
 double mean(const std::vector<double>& values, size_t first, size_t count) {
@@ -116,11 +118,11 @@ INSTANTIATE_TEST_SUITE_P(All, OrbitDrift,
 TEST_P(OrbitDrift, IsRoundingWithProcrustesWhereAdamWTurnsTheHeads) {
   constexpr int64_t kSteps = 2000;
   constexpr double kLr = 1e-3;
-  const auto options = DDCAdamOptions(kLr).weight_decay(kWeightDecay);
-  const auto held = run(GetParam(), ddc_adam(options), kSteps, /*procrustes=*/true);
+  const auto held = run(GetParam(), lifted_adam(kLr, kWeightDecay, /*procrustes=*/true), kSteps);
   // A quarter of the steps is enough to see them turn.
-  const auto projected = run(GetParam(), ddc_adam(options), kSteps / 4, /*procrustes=*/false);
-  const auto plain = run(GetParam(), testbeds::adamw(kLr, kWeightDecay), kSteps / 4, false);
+  const auto projected =
+      run(GetParam(), lifted_adam(kLr, kWeightDecay, /*procrustes=*/false), kSteps / 4);
+  const auto plain = run(GetParam(), testbeds::adamw(kLr, kWeightDecay), kSteps / 4);
   const auto print = [](const char* what, const RotationDrift& drift) {
     std::cout << what << ": angle " << drift.most_accumulated() << " after " << drift.losses.size()
               << " steps, at most " << drift.most_in_a_step() << " in one\n";
@@ -138,8 +140,7 @@ TEST_P(OrbitDrift, IsRoundingWithProcrustesWhereAdamWTurnsTheHeads) {
 /// order in the step; this is what the Procrustes lift takes out.
 TEST(OrbitDriftTest, OfRotationsIsRoundingWithoutProcrustesToo) {
   for (const auto& each : {rotations(), torus()}) {
-    const auto options = DDCAdamOptions(1e-2).weight_decay(kWeightDecay);
-    const auto projected = run(each, ddc_adam(options), 200, /*procrustes=*/false);
+    const auto projected = run(each, lifted_adam(1e-2, kWeightDecay, /*procrustes=*/false), 200);
     EXPECT_LE(projected.most_in_a_step(), 1e-12) << each.name;
     EXPECT_LE(projected.most_accumulated(), 1e-11) << each.name;
   }
@@ -150,7 +151,7 @@ TEST(OrbitDriftTest, OfLinearGaugesIsOfSecondOrderInTheStep) {
     double before = 0;
     for (const double lr : {1e-2, 5e-3, 2.5e-3, 1.25e-3}) {
       // Without decay, and the first step only, in which Adam's direction does not depend on lr.
-      const auto step = run(each, ddc_adam(DDCAdamOptions(lr).weight_decay(0)), 1, false);
+      const auto step = run(each, lifted_adam(lr, 0, /*procrustes=*/false), 1);
       const double angle = step.most_in_a_step();
       std::cout << each.name << ": " << angle << " in a step at lr " << lr << "\n";
       EXPECT_GT(angle, 1e-10);  // not rounding
@@ -158,8 +159,7 @@ TEST(OrbitDriftTest, OfLinearGaugesIsOfSecondOrderInTheStep) {
         EXPECT_NEAR(std::log2(before / angle), 2, 0.3) << each.name << " at " << lr;
       }
       before = angle;
-      EXPECT_LE(run(each, ddc_adam(DDCAdamOptions(lr).weight_decay(0)), 1, true).most_in_a_step(),
-                1e-13);
+      EXPECT_LE(run(each, lifted_adam(lr, 0, /*procrustes=*/true), 1).most_in_a_step(), 1e-13);
     }
   }
 }
@@ -174,10 +174,9 @@ at::Tensor gauged_entries(const Gauge& gauge, const Parameters& params) {
 
 /// The largest over dimensions of the group of |<tangent, step>| / (|tangent| |step|) in any of 50
 /// steps, for tangents where the step starts.
-double orbit_part(const Case& each, const OptimizerMaker& make, bool procrustes) {
+double orbit_part(const Case& each, const OptimizerMaker& make) {
   const auto params = each.bed.init(1, at::kDouble);
-  auto gauges = each.gauges(params);
-  for (auto& gauge : gauges) gauge.procrustes = procrustes;
+  const auto gauges = each.gauges(params);
   const auto optimizer = make(params, gauges);
   double largest = 0;
   for (uint64_t step = 0; step < 50; ++step) {
@@ -201,15 +200,14 @@ TEST(OrbitDriftTest, EveryStepIsOrthogonalToTheOrbits) {
   for (const auto& each : {rotations(), torus()}) {
     for (const double decay : {0.0, 0.1}) {
       for (const bool procrustes : {false, true}) {
-        const auto make = ddc_adam(DDCAdamOptions(1e-2).weight_decay(decay));
-        const double part = orbit_part(each, make, procrustes);
+        const double part = orbit_part(each, lifted_adam(1e-2, decay, procrustes));
         std::cout << each.name << ", decay " << decay << ": " << part
                   << " of a step is along orbits\n";
         // The rotation that Procrustes makes is rounded relative to the weights, not to the step.
         EXPECT_LE(part, procrustes ? 2e-12 : 1e-13) << each.name << ", decay " << decay;
       }
     }
-    EXPECT_GE(orbit_part(each, testbeds::adamw(1e-2, 0), false), 1e-2) << each.name;
+    EXPECT_GE(orbit_part(each, testbeds::adamw(1e-2, 0)), 1e-2) << each.name;
   }
 }
 

@@ -5,9 +5,10 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include "ddc/optim/ddc_bases.h"
-#include "ddc/optim/ddc_muon.h"
 #include "ddc/optim/muon.h"
+#include "ddc/optim/sgd.h"
+#include "ddc/optim/shampoo.h"
+#include "ddc/optim/soap.h"
 #include "ddc/testbeds/blocks.h"
 #include "support/errors.h"
 #include "support/matrices.h"
@@ -69,18 +70,13 @@ TEST(Reductions, MuonWithoutGaugesIsMuonAndAdamW) {
                      << type << " " << to_string(method) << " " << to_string(scale));
         const auto ours = shapes(type);
         const auto theirs = ours.clone();
-        DDCMuon optimizer(ours, {},
-                          DDCMuonOptions(0.03)
-                              .momentum(0.9)
-                              .weight_decay(0.2)
-                              .method(method)
-                              .scale(scale)
-                              .adam_lr(2e-3)
-                              .adam_weight_decay(0.05),
-                          {"embedding"});
-        Muon muon({theirs["wide"].tensor, theirs["tall"].tensor, theirs["stack"].tensor,
-                   theirs["kernel"].tensor},
-                  MuonOptions(0.03).momentum(0.9).weight_decay(0.2).method(method).scale(scale));
+        const MuonOptions options{
+            .lr = 0.03, .weight_decay = 0.2, .momentum = 0.9, .method = method, .scale = scale};
+        DDCMuon optimizer(ours, {}, options, {},
+                          {.names = {"embedding"}, .options = {.lr = 2e-3, .weight_decay = 0.05}});
+        Muon muon({OptimizerParamGroup({theirs["wide"].tensor, theirs["tall"].tensor,
+                                        theirs["stack"].tensor, theirs["kernel"].tensor})},
+                  {}, {}, options);
         torch::optim::AdamW adamw({theirs["vector"].tensor, theirs["embedding"].tensor},
                                   torch::optim::AdamWOptions(2e-3).weight_decay(0.05));
         expect_equal(ours, optimizer, theirs, [&](int64_t) {
@@ -95,13 +91,13 @@ TEST(Reductions, MuonWithoutGaugesIsMuonAndAdamW) {
 TEST(Reductions, SgdWithoutGaugesIsTorchsSgd) {
   for (const auto type : {at::kDouble, at::kFloat}) {
     for (const auto& settings :
-         std::vector<rules::SgdSettings>{{.lr = 0.125},
-                                         {.lr = 0.125, .momentum = 0.9},
-                                         {.lr = 0.125, .momentum = 0.9, .dampening = 0.3},
-                                         {.lr = 0.125, .momentum = 0.9, .nesterov = true}}) {
+         std::vector<SgdOptions>{{.lr = 0.125},
+                                 {.lr = 0.125, .momentum = 0.9},
+                                 {.lr = 0.125, .momentum = 0.9, .dampening = 0.3},
+                                 {.lr = 0.125, .momentum = 0.9, .nesterov = true}}) {
       const auto ours = shapes(type);
       const auto theirs = ours.clone();
-      DDCSgd optimizer(ours, {}, {.settings = settings});
+      DDCSgd optimizer(ours, {}, settings);
       torch::optim::SGD sgd(theirs.tensors(), torch::optim::SGDOptions(settings.lr)
                                                   .momentum(settings.momentum)
                                                   .dampening(settings.dampening)
@@ -137,11 +133,15 @@ auto by_matrices(const Parameters& params, double lr, double weight_decay, const
 }
 
 TEST(Reductions, ShampooWithoutGaugesIsShampooWithDecoupledDecay) {
-  const rules::ShampooSettings settings{
-      .lr = 0.02, .beta1 = 0.8, .beta2 = 0.9, .eps = 1e-4, .precondition_every = 3};
+  const ShampooOptions settings{.lr = 0.02,
+                                .beta1 = 0.8,
+                                .beta2 = 0.9,
+                                .eps = 1e-4,
+                                .precondition_every = 3,
+                                .weight_decay = 0.3};
   const auto ours = shapes(at::kDouble);
   const auto theirs = ours.clone();
-  DDCShampoo optimizer(ours, {}, {.settings = settings, .weight_decay = 0.3});
+  DDCShampoo optimizer(ours, {}, settings);
   const auto make = [=](int64_t, int64_t, bool vector) {
     return ReferenceShampoo(true, !vector, settings);
   };
@@ -149,11 +149,11 @@ TEST(Reductions, ShampooWithoutGaugesIsShampooWithDecoupledDecay) {
 }
 
 TEST(Reductions, SoapWithoutGaugesIsSoapWithDecoupledDecay) {
-  const rules::SoapSettings settings{
-      .lr = 0.02, .beta1 = 0.9, .beta2 = 0.95, .precondition_every = 3};
+  const SoapOptions settings{
+      .lr = 0.02, .beta1 = 0.9, .beta2 = 0.95, .precondition_every = 3, .weight_decay = 0.3};
   const auto ours = shapes(at::kDouble);
   const auto theirs = ours.clone();
-  DDCSoap optimizer(ours, {}, {.settings = settings, .weight_decay = 0.3});
+  DDCSoap optimizer(ours, {}, settings);
   const auto make = [=](int64_t rows, int64_t columns, bool vector) {
     return ReferenceSoap(rows, columns, !vector, !vector, settings);
   };
@@ -163,30 +163,32 @@ TEST(Reductions, SoapWithoutGaugesIsSoapWithDecoupledDecay) {
 /// A rule of the test's own: the sign of a moving average.
 struct SignRule {
   static constexpr const char* name = "Sign";
-  struct Settings {
+  struct Options {
     double lr = 1e-3;
     double momentum = 0.9;
+    double weight_decay = 0;
+    bool maximize = false;
+
+    OptionList options() {
+      return {{"lr", lr, "learning rate", at_least(0)},
+              {"momentum", momentum, "decay of the average", fraction()},
+              {"weight_decay", weight_decay, "decoupled weight decay", at_least(0)},
+              {"maximize", maximize, "ascend"}};
+    }
+    void check() const {
+      TORCH_CHECK_VALUE(momentum < 0.99 || lr < 1, "option momentum needs lr < 1, got ", lr);
+    }
   };
   struct State {
     at::Tensor average;
+
+    StateTensors tensors() { return {{"average", &average}}; }
   };
-  template <class Visit>
-  static void options(Settings& settings, Visit&& visit) {
-    visit("lr", settings.lr);
-    visit("momentum", settings.momentum);
-  }
-  template <class Visit>
-  static void tensors(State& state, Visit&& visit) {
-    visit("average", state.average);
-  }
-  static void validate(const Settings& settings) {
-    TORCH_CHECK(settings.momentum < 1, "option momentum must be < 1, got ", settings.momentum);
-  }
+  static State init(const TensorView& view, const Options& /*options*/) { return {view.zeros()}; }
   static at::Tensor step(const at::Tensor& gradient, int64_t /*step*/, const TensorView& /*view*/,
-                         State& state, const Settings& settings) {
-    if (!state.average.defined()) state.average = at::zeros_like(gradient);
-    state.average = state.average * settings.momentum + gradient * (1 - settings.momentum);
-    return state.average.sign() * -settings.lr;
+                         State& state, const Options& options) {
+    state.average.copy_(state.average * options.momentum + gradient * (1 - options.momentum));
+    return state.average.sign() * -options.lr;
   }
 };
 using Sign = Lifted<SignRule>;
@@ -194,7 +196,7 @@ using Sign = Lifted<SignRule>;
 TEST(OwnRule, EqualsALoopByHand) {
   const auto ours = shapes(at::kDouble);
   const auto theirs = ours.clone();
-  Sign optimizer(ours, {}, {.settings = {.lr = 0.03}, .weight_decay = 0.2});
+  Sign optimizer(ours, {}, {.lr = 0.03, .weight_decay = 0.2});
   std::map<std::string, at::Tensor> averages;
   expect_equal(
       ours, optimizer, theirs,
@@ -214,8 +216,7 @@ TEST(OwnRule, InheritsEveryGauge) {
   const auto bed = testbeds::rms_norm_block({.gauges = testbeds::GaugeSet::full});
   const auto gauges = bed.gauges(bed.init(1, at::kDouble));
   const double error = paired_error(
-      bed, gauges, testbeds::lifted<SignRule>({.settings = {.lr = 1e-2}, .weight_decay = 0.1}),
-      {.steps = 40});
+      bed, gauges, testbeds::lifted<SignRule>({.lr = 1e-2, .weight_decay = 0.1}), {.steps = 40});
   RecordProperty("float64", testing::PrintToString(error));
   EXPECT_LE(error, kWholeModelTolerance);
 }
@@ -223,7 +224,7 @@ TEST(OwnRule, InheritsEveryGauge) {
 TEST(OwnRule, GoesOnFromItsStateToTheLastBit) {
   const auto bed = testbeds::rms_norm_block({.gauges = testbeds::GaugeSet::full});
   const auto params = bed.init(1, at::kDouble);
-  Sign optimizer(params, bed.gauges(params), {.settings = {.lr = 1e-2}, .weight_decay = 0.1});
+  Sign optimizer(params, bed.gauges(params), {.lr = 1e-2, .weight_decay = 0.1});
   const auto run = [&](const Parameters& table, Sign& sign, uint64_t from) {
     for (uint64_t step = from; step < from + 5; ++step) {
       backward(bed, table, bed.batch(step, at::kDouble));
@@ -243,47 +244,52 @@ TEST(OwnRule, GoesOnFromItsStateToTheLastBit) {
 
 TEST(OwnRule, NamesOptionsItRefuses) {
   const auto params = shapes(at::kDouble);
-  const auto make = [&](const RuleOptions<SignRule>& options) { Sign(params, {}, options); };
-  expect_error([&] { make({.settings = {.lr = -1}}); }, {"lr", ">= 0", "-1"});
-  expect_error([&] { make({.settings = {.lr = kNaN}}); }, {"lr", "finite", "nan"});
-  expect_error([&] { make({.settings = {.momentum = 2}}); }, {"momentum", "< 1", "2"});
+  const auto make = [&](const SignRule::Options& options) { Sign(params, {}, options); };
+  expect_error([&] { make({.lr = -1}); }, {"lr", ">= 0", "-1"});
+  expect_error([&] { make({.lr = kNaN}); }, {"lr", "finite", "nan"});
+  expect_error([&] { make({.momentum = 2}); }, {"momentum", "[0, 1)", "2"});
+  expect_error([&] { make({.lr = 3, .momentum = 0.995}); }, {"momentum", "lr < 1", "3"});
   expect_error([&] { make({.weight_decay = -0.5}); }, {"weight_decay", ">= 0", "-0.5"});
   expect_error([&] { make({.weight_decay = kInf}); }, {"weight_decay", "finite", "inf"});
-  expect_error([&] { DDCSgd(params, {}, {.settings = {.nesterov = true}}); },
-               {"nesterov", "momentum > 0", "0"});
-  expect_error([&] { DDCSoap(params, {}, {.settings = {.beta2 = 1}}); }, {"beta2", "[0, 1)", "1"});
-  expect_error([&] { DDCShampoo(params, {}, {.settings = {.precondition_every = 0}}); },
-               {"precondition_every", "> 0", "0"});
-  LiftedRuleOptions<SignRule> options;
-  expect_error([&] { options.assign({{"lr", 1}}); }, {"momentum", "missing"});
+  expect_error([&] { DDCSgd(params, {}, {.nesterov = true}); }, {"nesterov", "momentum > 0", "0"});
+  expect_error([&] { DDCSoap(params, {}, {.beta2 = 1}); }, {"beta2", "[0, 1)", "1"});
+  expect_error([&] { DDCShampoo(params, {}, {.precondition_every = 0}); },
+               {"precondition_every", ">= 1", "0"});
+  Sign optimizer(params);
+  auto state = optimizer.state_dict();
+  const auto place = state.description.find("\"momentum\":0.9,");
+  ASSERT_NE(place, std::string::npos);
+  state.description.erase(place, 15);
+  expect_error([&] { optimizer.load_state_dict(state); }, {"param group 0", "momentum", "missing"});
   expect_error(
       [&] {
-        Sign({OptimizerParamGroup(params.tensors(), std::make_unique<DDCAdamOptions>())}, params);
+        Sign({OptimizerParamGroup(params.tensors(),
+                                  std::make_unique<LiftedRuleOptions<AdamRule>>())},
+             params);
       },
       {"param group 0", "another optimizer's type"});
 }
 
 TEST(OwnRule, GroupsKeepTheirOptionsOrGetTheDefaults) {
   const auto params = shapes(at::kDouble);
-  auto own = std::make_unique<LiftedRuleOptions<SignRule>>(
-      RuleOptions<SignRule>{.settings = {.momentum = 0.5}});
+  auto own = std::make_unique<LiftedRuleOptions<SignRule>>(SignRule::Options{.momentum = 0.5});
   Sign optimizer({OptimizerParamGroup({params["wide"].tensor}, std::move(own)),
                   OptimizerParamGroup({params["tall"].tensor})},
-                 params, {}, {.settings = {.lr = 0.25, .momentum = 0.75}, .weight_decay = 0.125});
+                 params, {}, {.lr = 0.25, .momentum = 0.75, .weight_decay = 0.125});
   const auto options = [&](size_t group) {
     return dynamic_cast<const LiftedRuleOptions<SignRule>&>(
                optimizer.param_groups().at(group).options())
         .get();
   };
-  EXPECT_EQ(options(0).settings.momentum, 0.5);
-  EXPECT_EQ(options(1).settings.momentum, 0.75);
-  EXPECT_EQ(options(0).settings.lr, RuleOptions<SignRule>().settings.lr);
+  EXPECT_EQ(options(0).momentum, 0.5);
+  EXPECT_EQ(options(1).momentum, 0.75);
+  EXPECT_EQ(options(0).lr, SignRule::Options().lr);
   EXPECT_EQ(options(0).weight_decay, 0);
-  EXPECT_EQ(options(1).settings.lr, 0.25);
+  EXPECT_EQ(options(1).lr, 0.25);
   EXPECT_EQ(options(1).weight_decay, 0.125);
   optimizer.param_groups()[0].options().set_lr(0.5);
-  EXPECT_EQ(options(0).settings.lr, 0.5);
-  EXPECT_EQ(options(1).settings.lr, 0.25);
+  EXPECT_EQ(options(0).lr, 0.5);
+  EXPECT_EQ(options(1).lr, 0.25);
 }
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-#include "ddc/optim/ddc_adam.h"
+#include "ddc/optim/adam.h"
 #include "support/errors.h"
 #include "support/small_networks.h"
 
@@ -22,16 +22,17 @@ using ::testing::ElementsAre;
 TEST(DDCAdamSchedule, StepLRChangesTheLearningRateOfEveryGroup) {
   const auto params = small_table();
   const auto t = params.tensors();
-  DDCAdam optimizer(
-      {OptimizerParamGroup({t[1], t[2], t[3]}), group_of({t[4]}, DDCAdamOptions(0.25))}, params,
-      {small_rescale(params)}, DDCAdamOptions(1).weight_decay(0).eps(0));
+  DDCAdam optimizer({OptimizerParamGroup({t[1], t[2], t[3]}),
+                     group_of({t[4]}, AdamOptions{.lr = 0.25, .eps = 0, .weight_decay = 0})},
+                    params, {small_rescale(params)},
+                    AdamOptions{.lr = 1, .eps = 0, .weight_decay = 0});
   torch::optim::StepLR scheduler(optimizer, /*step_size=*/2, /*gamma=*/0.5);
   scheduler.step();
   scheduler.step();
   EXPECT_THAT(learning_rates(optimizer), ElementsAre(1, 0.25));
   scheduler.step();
   EXPECT_THAT(learning_rates(optimizer), ElementsAre(0.5, 0.125));
-  EXPECT_EQ(options_of(optimizer, 0).eps(), 0);
+  EXPECT_EQ(options_of(optimizer, 0).eps, 0);
 
   // The step uses it: Adam's first moves every entry by the learning rate.
   const auto before = t[4].detach().clone();
@@ -68,8 +69,8 @@ TEST(WarmupSchedule, RisesLinearlyAndFallsAlongACosineOrALine) {
 TEST(WarmupSchedule, AppliesToTheBaseRateOfEveryGroupOfAnyOptimizer) {
   const auto params = small_table();
   const auto t = params.tensors();
-  DDCAdam ours({OptimizerParamGroup({t[0]}), group_of({t[1]}, DDCAdamOptions(0.5))}, params, {},
-               DDCAdamOptions(2));
+  DDCAdam ours({OptimizerParamGroup({t[0]}), group_of({t[1]}, AdamOptions{.lr = 0.5})}, params, {},
+               AdamOptions{.lr = 2});
   torch::optim::AdamW theirs(
       {OptimizerParamGroup({t[2]}),
        OptimizerParamGroup({t[3]}, std::make_unique<torch::optim::AdamWOptions>(0.5))},
@@ -96,7 +97,7 @@ TEST(WarmupSchedule, ResumesWhereSteppingWouldBe) {
   const auto t = params.tensors();
   const Schedule schedule{Schedule::Shape::cosine, 7, 31, 0.1};
   const auto make = [&] {
-    return DDCAdam({OptimizerParamGroup({t[0]}), group_of({t[1]}, DDCAdamOptions(0.7))}, params);
+    return DDCAdam({OptimizerParamGroup({t[0]}), group_of({t[1]}, AdamOptions{.lr = 0.7})}, params);
   };
   for (const int64_t at : {0, 1, 6, 7, 8, 30, 31, 40}) {
     auto stepped = make();
@@ -116,7 +117,7 @@ TEST(WarmupSchedule, ResumesWhereSteppingWouldBe) {
 
 TEST(WarmupSchedule, RejectsBadArgumentsAndLeavesTheLearningRateAlone) {
   const auto params = small_table();
-  DDCAdam optimizer(params, {}, DDCAdamOptions(0.5));
+  DDCAdam optimizer(params, {}, AdamOptions{.lr = 0.5});
   const auto make = [&](const Schedule& schedule) { WarmupScheduler(optimizer, schedule); };
   expect_error([&] { make({.warmup = -1, .total = 10}); }, {"warmup", "-1"});
   expect_error([&] { make({.warmup = 10, .total = 10}); }, {"total", "10"});

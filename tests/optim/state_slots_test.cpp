@@ -3,8 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ddc/optim/ddc_adam.h"
-#include "ddc/optim/ddc_muon.h"
+#include <set>
+
+#include "ddc/optim/adam.h"
+#include "ddc/optim/muon.h"
 #include "ddc/testbeds/blocks.h"
 #include "support/errors.h"
 #include "support/snapshot.h"
@@ -35,20 +37,25 @@ TYPED_TEST(StateSlots, AreTheStateDictionaryInPlace) {
   train(bed, params, optimizer, 0, 2);
   const auto state = optimizer.state_dict();
   const auto table = optimizer.parameter_table();
-  size_t defined = 0;
-  for (const auto& slot : optimizer.state_slots()) {
+  const auto slots = optimizer.state_slots();
+  std::set<std::string> keys;
+  for (const auto& slot : slots) {
     ASSERT_LT(slot.parameter, table.size());
-    if (slot.tensor != nullptr && !slot.tensor->defined()) continue;
-    ++defined;
-    const auto& stored = state.tensors.at(slot.scope + slot.field);
-    if (slot.count != nullptr) {
-      EXPECT_EQ(stored.template item<int64_t>(), *slot.count) << slot.scope << slot.field;
-    } else {
-      EXPECT_TRUE(at::equal(stored, *slot.tensor)) << slot.scope << slot.field;
-      EXPECT_FALSE(stored.is_alias_of(*slot.tensor));
+    ASSERT_TRUE(slot.tensor->defined()) << slot.key();
+    EXPECT_TRUE(keys.insert(slot.key()).second) << slot.key();
+    const auto& stored = state.tensors.at(slot.key());
+    EXPECT_TRUE(at::equal(stored, *slot.tensor)) << slot.key();
+    EXPECT_FALSE(stored.is_alias_of(*slot.tensor)) << slot.key();
+    const bool of_parameter = slot.owner == StateSlot::Owner::parameter;
+    EXPECT_EQ(slot.key_in_parameter(), of_parameter ? slot.field : slot.key());
+    if (of_parameter) {
+      EXPECT_EQ(slot.name, (table.begin() + static_cast<std::ptrdiff_t>(slot.parameter))->name);
+    }
+    if (of_parameter && slot.field == "step") {
+      EXPECT_EQ(stored.template item<int64_t>(), 2) << slot.key();
     }
   }
-  EXPECT_EQ(defined, state.tensors.size());
+  EXPECT_EQ(slots.size(), state.tensors.size());
 }
 
 TYPED_TEST(StateSlots, LoadIntoAnotherOptimizerThatGoesOnAsTheFirst) {
@@ -93,15 +100,40 @@ TYPED_TEST(StateSlots, AreForgottenByAReset) {
   }
 }
 
+OptionValues values_of_group(const DDCAdam& optimizer) {
+  return dynamic_cast<const LiftedOptions&>(optimizer.param_groups()[0].options()).values();
+}
+
 TEST(SetOptions, ReplacesThoseOfAGroupAndRefusesWhatIsUnusable) {
   const auto bed = testbeds::layer_norm_block();
   const auto params = bed.init(1, at::kDouble);
   DDCAdam optimizer(params);
-  auto values = DDCAdamOptions(0.25).values();
+  auto values = values_of(AdamOptions{.lr = 0.25});
   optimizer.set_options(0, values);
   EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.25);
   values["lr"] = -1;
   EXPECT_THROW(optimizer.set_options(0, values), c10::ValueError);
+  // All or nothing, and what is not named stays.
+  expect_error(
+      [&] {
+        optimizer.set_options(0, {{"beta1", 0.5}, {"eps", -1.0}});
+      },
+      {"option eps", ">= 0", "-1"});
+  expect_error(
+      [&] {
+        optimizer.set_options(0, {{"beta3", 0.5}});
+      },
+      {"unknown option of DDCAdam 'beta3'", "did you mean 'beta"});
+  expect_error(
+      [&] {
+        optimizer.set_options(0, {{"wavelength", 0.5}});
+      },
+      {"unknown option of DDCAdam 'wavelength'", "there are lr, beta1"});
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.25);
+  EXPECT_EQ(std::get<double>(values_of_group(optimizer).at("beta1")), 0.9);
+  optimizer.set_options(0, {{"maximize", true}, {"weight_decay", int64_t{1}}});
+  auto expected = values_of(AdamOptions{.lr = 0.25, .weight_decay = 1, .maximize = true});
+  EXPECT_EQ(values_of_group(optimizer), expected);
 }
 
 }  // namespace

@@ -51,7 +51,7 @@ Measured measure(const std::string& network, const OptimizerMaker& make, bool wi
   return result;
 }
 
-OptimizerMaker muon() { return testbeds::ddc_muon(DDCMuonOptions(1e-2)); }
+OptimizerMaker muon() { return testbeds::ddc_muon({.lr = 1e-2}); }
 
 /// A few numbers: what a gradient's check finds, factors.
 constexpr double kScalars = 64;

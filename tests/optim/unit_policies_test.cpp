@@ -7,8 +7,9 @@
 
 #include "ddc/gauge/norm_scale.h"
 #include "ddc/gauge/rescale.h"
-#include "ddc/optim/ddc_adam.h"
+#include "ddc/optim/adam.h"
 #include "ddc/testbeds/blocks.h"
+#include "frame/frame.h"
 #include "support/tolerances.h"
 #include "support/training.h"
 
@@ -19,27 +20,33 @@ using testbeds::GaugeSet;
 
 struct Policy {
   std::string name;
-  std::function<std::vector<Gauge>(std::vector<Gauge>)> apply;
+  /// Empty: all.
+  std::string kind;
+  std::optional<Coordinates> coordinates = std::nullopt;
+
+  /// For the gauges of a network, which need not have any of that kind.
+  Treatments of(const std::vector<Gauge>& gauges) const {
+    if (kind.empty()) return Treatment{.coordinates = coordinates};
+    Treatments treatments;
+    for (const auto& gauge : gauges) {
+      if (gauge.kind == kind) treatments.of(kind, {.coordinates = coordinates});
+    }
+    return treatments;
+  }
 };
 void PrintTo(const Policy& policy, std::ostream* out) { *out << policy.name; }
 
 std::vector<Policy> policies() {
-  const auto one_kind = [](const char* kind, Coordinates coordinates) {
-    return [=](std::vector<Gauge> gauges) { return with(std::move(gauges), kind, coordinates); };
-  };
-  const auto all = [](Coordinates coordinates) {
-    return [=](std::vector<Gauge> gauges) { return with(std::move(gauges), coordinates); };
-  };
-  return {{"Default", [](std::vector<Gauge> gauges) { return gauges; }},
-          {"NormsBalanced", one_kind("norm scale", Coordinates::balanced)},
+  return {{"Default", ""},
+          {"NormsBalanced", "norm scale", Coordinates::balanced},
           // The unit of a matrix-matrix gauge from one side.
-          {"GluFromOneSide", one_kind("glu rescale", Coordinates::folded)},
-          {"ReluFromOneSide", one_kind("relu rescale", Coordinates::folded)},
-          {"HeadsFromOneSide", one_kind("VO scale", Coordinates::folded)},
-          {"AllFolded", all(Coordinates::folded)},
-          {"AllBalanced", all(Coordinates::balanced)},
-          {"AllStandard", all(Coordinates::standard)},
-          {"AllPolar", all(Coordinates::polar)}};
+          {"GluFromOneSide", "glu rescale", Coordinates::folded},
+          {"ReluFromOneSide", "relu rescale", Coordinates::folded},
+          {"HeadsFromOneSide", "VO scale", Coordinates::folded},
+          {"AllFolded", "", Coordinates::folded},
+          {"AllBalanced", "", Coordinates::balanced},
+          {"AllStandard", "", Coordinates::standard},
+          {"AllPolar", "", Coordinates::polar}};
 }
 
 class UnitPolicies : public ::testing::TestWithParam<Policy> {};
@@ -51,8 +58,8 @@ TEST_P(UnitPolicies, AreExactOnMuonWithTheRotationsOfHeads) {
   for (const auto& bed :
        {testbeds::rms_norm_block({.gauges = GaugeSet::rotations}),
         testbeds::layer_norm_block({.relu_part = false, .gauges = GaugeSet::rotations})}) {
-    const auto gauges = GetParam().apply(bed.gauges(bed.init(1, at::kDouble)));
-    const auto make = testbeds::ddc_muon(DDCMuonOptions(1e-2).adam_lr(1e-2));
+    const auto gauges = bed.gauges(bed.init(1, at::kDouble));
+    const auto make = testbeds::ddc_muon({.lr = 1e-2}, {.lr = 1e-2}, GetParam().of(gauges));
     EXPECT_LE(paired_error(bed, gauges, make, {.steps = 40}), kWholeModelTolerance) << bed.name;
   }
 }
@@ -73,10 +80,10 @@ TEST(UnitPolicy, StandardUnitsAreOneAtAUsualInitialisation) {
   const auto rescale = relu_rescale(
       {.in = params["in"], .in_bias = params["in_bias"], .out = {params["out"]}, .degree = 2});
   for (const auto& gauge : {norm, rescale}) {
-    const DDCAdam optimizer(params, with({gauge}, Coordinates::standard));
+    const DDCAdam optimizer(params, {gauge}, {}, Treatment{.coordinates = Coordinates::standard});
     EXPECT_LE(optimizer.frame().gauge_states()[0].log_unit.abs().max().item<double>(), 1e-14)
         << gauge.name;
-    const DDCAdam other(params, with({gauge}, Coordinates::balanced));
+    const DDCAdam other(params, {gauge}, {}, Treatment{.coordinates = Coordinates::balanced});
     EXPECT_GT(other.frame().gauge_states()[0].log_unit.abs().max().item<double>(), 0.05)
         << gauge.name;
   }
@@ -86,8 +93,9 @@ TEST(UnitPolicy, ChangeTheTrajectoryOfTheFunction) {
   const auto bed = testbeds::rms_norm_block({.gauges = GaugeSet::rotations});
   const auto final_loss = [&](const Policy& policy) {
     const auto params = bed.init(1, at::kDouble);
-    return testbeds::drift(bed, params, policy.apply(bed.gauges(params)),
-                           testbeds::ddc_muon(DDCMuonOptions(1e-2)),
+    const auto gauges = bed.gauges(params);
+    return testbeds::drift(bed, params, gauges,
+                           testbeds::ddc_muon({.lr = 1e-2}, {}, policy.of(gauges)),
                            {.seed = 1, .steps = 20, .type = at::kDouble})
         .final_loss;
   };

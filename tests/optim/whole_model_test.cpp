@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "ddc/optim/ddc_bases.h"
+#include "ddc/optim/sgd.h"
+#include "ddc/optim/shampoo.h"
+#include "ddc/optim/soap.h"
 #include "ddc/testbeds/blocks.h"
+#include "frame/frame.h"
 #include "support/snapshot.h"
 #include "support/tolerances.h"
 #include "support/training.h"
@@ -39,7 +42,7 @@ std::vector<Model> models() {
 
 struct Base {
   std::string name;
-  OptimizerMaker make;
+  std::function<OptimizerMaker(const Treatment&)> make;
   SecondMoment second_moment = SecondMoment::transported;
   bool with_residual_rotation = true;
   /// Runs with that gauge take longest, and are made in float32 too for some bases only.
@@ -48,7 +51,9 @@ struct Base {
 
 std::vector<Base> bases() {
   std::vector<Base> result;
-  const auto adam = testbeds::ddc_adam(DDCAdamOptions(kLr).weight_decay(0.01));
+  const auto adam = [](const Treatment& treatment) {
+    return testbeds::ddc_adam({.lr = kLr, .weight_decay = 0.01}, treatment);
+  };
   for (const auto mode :
        {SecondMoment::transported, SecondMoment::body_frame, SecondMoment::body_frame_topk,
         SecondMoment::per_head_scalar, SecondMoment::per_head_matrix, SecondMoment::none}) {
@@ -56,23 +61,31 @@ std::vector<Base> bases() {
     result.push_back({std::string("Adam_") + to_string(mode), adam, mode, residual});
   }
   const auto muon = [&](PolarMethod method, UpdateScale scale, SecondMoment mode, bool residual) {
-    const auto options =
-        DDCMuonOptions(kLr).adam_lr(kLr).weight_decay(0.1).method(method).scale(scale);
+    const MuonOptions options{.lr = kLr, .weight_decay = 0.1, .method = method, .scale = scale};
     result.push_back({std::string("Muon_") + to_string(method) + "_" + to_string(scale),
-                      testbeds::ddc_muon(options), mode, residual});
+                      [=](const Treatment& treatment) {
+                        return testbeds::ddc_muon(options, {.lr = kLr}, treatment);
+                      },
+                      mode, residual});
   };
   muon(PolarMethod::exact, UpdateScale::original, SecondMoment::body_frame, true);
   muon(PolarMethod::fast, UpdateScale::match_rms_adamw, SecondMoment::transported, true);
   muon(PolarMethod::sharpen, UpdateScale::frobenius, SecondMoment::transported, false);
   muon(PolarMethod::newton_schulz, UpdateScale::original, SecondMoment::transported, false);
-  result.push_back(
-      {"Sgd",
-       testbeds::lifted<SgdRule>({.settings = {.lr = kLr, .momentum = 0.9}, .weight_decay = 0.01}),
-       SecondMoment::body_frame});
-  result.push_back(
-      {"Soap", testbeds::lifted<SoapRule>({.settings = {.lr = kLr}, .weight_decay = 0.01})});
-  result.push_back(
-      {"Shampoo", testbeds::lifted<ShampooRule>({.settings = {.lr = kLr}, .weight_decay = 0.01})});
+  result.push_back({"Sgd",
+                    [](const Treatment& treatment) {
+                      return testbeds::lifted<SgdRule>(
+                          {.lr = kLr, .momentum = 0.9, .weight_decay = 0.01}, treatment);
+                    },
+                    SecondMoment::body_frame});
+  result.push_back({"Soap", [](const Treatment& treatment) {
+                      return testbeds::lifted<SoapRule>({.lr = kLr, .weight_decay = 0.01},
+                                                        treatment);
+                    }});
+  result.push_back({"Shampoo", [](const Treatment& treatment) {
+                      return testbeds::lifted<ShampooRule>({.lr = kLr, .weight_decay = 0.01},
+                                                           treatment);
+                    }});
   for (auto& base : result) {
     base.float_with_residual_rotation =
         base.name == "Adam_body_frame" || base.name == "Muon_exact_original" || base.name == "Soap";
@@ -80,14 +93,9 @@ std::vector<Base> bases() {
   return result;
 }
 
-/// The gauges with body frames that follow the weights closely and adapt their larger directions only.
-std::vector<Gauge> lively(std::vector<Gauge> gauges, SecondMoment mode) {
-  gauges = with(std::move(gauges), mode);
-  for (auto& gauge : gauges) {
-    gauge.frame_drift = 0.02;
-    gauge.tau = kTau;
-  }
-  return gauges;
+/// Body frames that follow the weights closely and adapt their larger directions only.
+Treatment lively(SecondMoment mode) {
+  return {.second_moment = mode, .tau = kTau, .frame_drift = 0.02};
 }
 
 std::vector<Gauge> gauges_of(const Testbed& bed) { return bed.gauges(bed.init(1, at::kDouble)); }
@@ -124,13 +132,13 @@ class WholeModel : public ::testing::TestWithParam<Case> {};
 TEST_P(WholeModel, StepCommutesWithAllGaugesTogether) {
   const auto& [model, set, base] = GetParam();
   const auto bed = model.make(set);
-  const auto gauges = lively(gauges_of(bed), base.second_moment);
-  const double in_double = paired_error(bed, gauges, base.make, {.steps = kSteps});
+  const auto gauges = gauges_of(bed);
+  const auto make = base.make(lively(base.second_moment));
+  const double in_double = paired_error(bed, gauges, make, {.steps = kSteps});
   RecordProperty("float64", testing::PrintToString(in_double));
   EXPECT_LE(in_double, kWholeModelTolerance);
   if (set == GaugeSet::with_residual_rotation && !base.float_with_residual_rotation) return;
-  const double in_float =
-      paired_error(bed, gauges, base.make, {.steps = kSteps, .type = at::kFloat});
+  const double in_float = paired_error(bed, gauges, make, {.steps = kSteps, .type = at::kFloat});
   RecordProperty("float32", testing::PrintToString(in_float));
   EXPECT_LE(in_float, kWholeModelFloatTolerance);
 }
@@ -149,7 +157,9 @@ TEST_P(PlainOptimizers, DoNotCommute) {
       return paired_error(bed, gauges, make, {.steps = kSteps});
     };
     EXPECT_GE(error(testbeds::adamw(kLr, 0.01)), kPlainOptimizerError) << set_name(set);
-    EXPECT_GE(error(testbeds::muon(MuonOptions(kLr), kLr, 0.01)), kPlainOptimizerError)
+    EXPECT_GE(error(testbeds::muon({.lr = kLr, .method = PolarMethod::newton_schulz},
+                                   {.lr = kLr, .weight_decay = 0.01})),
+              kPlainOptimizerError)
         << set_name(set);
   }
 }
@@ -163,8 +173,10 @@ TEST(EveryBase, GoesOnFromItsStateToTheLastBit) {
   for (const auto& base : bases()) {
     for (const auto type : {at::kDouble, at::kFloat}) {
       const auto params = bed.init(1, type);
-      auto gauges = lively(bed.gauges(params), base.second_moment);
-      for (auto& gauge : gauges) gauge.frame_interval = 3;
+      const auto gauges = bed.gauges(params);
+      auto treatment = lively(base.second_moment);
+      treatment.frame_interval = 3;
+      const auto make = base.make(treatment);
       const auto run = [&](const Parameters& table, torch::optim::Optimizer& optimizer,
                            uint64_t from) {
         for (uint64_t step = from; step < from + 4; ++step) {
@@ -172,11 +184,11 @@ TEST(EveryBase, GoesOnFromItsStateToTheLastBit) {
           optimizer.step();
         }
       };
-      const auto optimizer = base.make(params, gauges);
+      const auto optimizer = make(params, gauges);
       auto& lifted = dynamic_cast<LiftedOptimizer&>(*optimizer);
       run(params, lifted, 0);
       const auto copy = params.clone();
-      const auto other = base.make(copy, gauges);
+      const auto other = make(copy, gauges);
       auto& resumed = dynamic_cast<LiftedOptimizer&>(*other);
       resumed.load_state_dict(lifted.state_dict());
       run(params, lifted, 4);
@@ -200,7 +212,7 @@ TEST_P(LivelyFrames, MoveAndCutDirectionsOff) {
       continue;
     }
     const auto params = bed.init(1, at::kDouble);
-    const auto optimizer = base.make(params, lively(bed.gauges(params), base.second_moment));
+    const auto optimizer = base.make(lively(base.second_moment))(params, bed.gauges(params));
     for (int64_t step = 0; step < kSteps / 2; ++step) {
       backward(bed, params, bed.batch(static_cast<uint64_t>(step), at::kDouble));
       optimizer->step();

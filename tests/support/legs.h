@@ -13,15 +13,6 @@
 
 namespace ddc {
 
-inline bool operator==(const Reading& a, const Reading& b) {
-  return a.gain == b.gain && a.gain_offset == b.gain_offset && a.shift == b.shift &&
-         a.bias == b.bias;
-}
-inline bool operator==(const Leg& a, const Leg& b) {
-  return a.tensor == b.tensor && a.axis == b.axis && a.exponent == b.exponent &&
-         a.channel_of == b.channel_of && a.offset == b.offset && a.through == b.through &&
-         a.head_size == b.head_size;
-}
 inline void PrintTo(const Leg& leg, std::ostream* out) {
   *out << leg.tensor << " axis " << leg.axis << " exponent " << leg.exponent << " offset "
        << leg.offset << " heads of " << leg.head_size << " channels "

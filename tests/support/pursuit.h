@@ -73,25 +73,25 @@ inline Testbed pursuit(std::function<Parameters()> init, bool moving = true) {
   return bed;
 }
 
-inline std::vector<Gauge> turning(const Parameters& params, SecondMoment mode) {
-  auto gauge = qk_rotation({.query = params["query"], .key = params["key"], .heads = kHeads});
-  gauge.second_moment = mode;
-  gauge.frame_drift = 0.02;
-  gauge.tau = 0.3;
-  return {gauge};
+inline std::vector<Gauge> turning(const Parameters& params) {
+  return {qk_rotation({.query = params["query"], .key = params["key"], .heads = kHeads})};
+}
+inline Treatment turned(SecondMoment mode) {
+  return {.second_moment = mode, .tau = 0.3, .frame_drift = 0.02};
 }
 
-inline DDCAdamOptions quick() { return DDCAdamOptions(2e-2).weight_decay(0.01); }
+inline AdamOptions quick() { return AdamOptions{.lr = 2e-2, .weight_decay = 0.01}; }
 
 struct Trained {
   Parameters params;
   std::unique_ptr<DDCAdam> optimizer;
 };
 
-inline Trained train(const Testbed& bed, const std::vector<Gauge>& gauges, int64_t steps = kSteps,
+inline Trained train(const Testbed& bed, const std::vector<Gauge>& gauges,
+                     const Treatments& treatments, int64_t steps = kSteps,
                      const std::function<void(const Parameters&)>& watch = nullptr) {
   auto params = bed.init(1, at::kDouble);
-  auto optimizer = std::make_unique<DDCAdam>(params, gauges, quick());
+  auto optimizer = std::make_unique<DDCAdam>(params, gauges, quick(), treatments);
   for (int64_t step = 0; step < steps; ++step) {
     if (watch) watch(params);
     backward(bed, params, bed.batch(static_cast<uint64_t>(step), at::kDouble));

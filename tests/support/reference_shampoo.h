@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "ddc/optim/rules/shampoo.h"
+#include "ddc/optim/shampoo.h"
 
 namespace ddc::tests {
 
@@ -21,7 +21,7 @@ inline at::Tensor inverse_power(const at::Tensor& matrix, double eps, double exp
 /// them with explicit weights.
 class ReferenceShampoo {
  public:
-  ReferenceShampoo(bool left, bool right, const rules::ShampooSettings& settings)
+  ReferenceShampoo(bool left, bool right, const ShampooOptions& settings)
       : left_(left), right_(right), settings_(settings) {}
 
   at::Tensor operator()(const at::Tensor& gradient) {
@@ -64,7 +64,7 @@ class ReferenceShampoo {
 
   bool left_;
   bool right_;
-  rules::ShampooSettings settings_;
+  ShampooOptions settings_;
   std::vector<at::Tensor> gradients_;
   at::Tensor left_root_;
   at::Tensor right_root_;

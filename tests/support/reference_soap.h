@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#include "ddc/optim/rules/soap.h"
+#include "ddc/optim/soap.h"
 
 namespace ddc::tests {
 namespace soap_reference {
@@ -136,8 +136,7 @@ struct Side {
 /// SOAP of one matrix by loops over numbers.
 class ReferenceSoap {
  public:
-  ReferenceSoap(int64_t rows, int64_t columns, bool left, bool right,
-                const rules::SoapSettings& settings)
+  ReferenceSoap(int64_t rows, int64_t columns, bool left, bool right, const SoapOptions& settings)
       : settings_(settings),
         left_(left, static_cast<size_t>(rows)),
         right_(right, static_cast<size_t>(columns)),
@@ -213,7 +212,7 @@ class ReferenceSoap {
     return result;
   }
 
-  rules::SoapSettings settings_;
+  SoapOptions settings_;
   Side left_;
   Side right_;
   Matrix first_;

@@ -5,8 +5,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "ddc/optim/rule.h"
 
 // What tests of base rules share: gradients to feed them, and what is compared.
 
@@ -14,6 +18,27 @@ namespace ddc::tests {
 
 /// A rule with its state: gradient, step -> displacement.
 using Rule = std::function<at::Tensor(const at::Tensor&, int64_t)>;
+
+/// A tensor that no gauge acts on, as a rule sees it.
+inline TensorView alone(const at::Tensor& parameter) { return {"", parameter, {}, {}}; }
+
+/// One of the library's rules, with a state of its own.
+template <class Of>
+Rule rule_of(const typename Of::Options& options) {
+  const auto state = std::make_shared<std::optional<typename Of::State>>();
+  return [=](const at::Tensor& gradient, int64_t step) {
+    const auto view = alone(gradient);
+    if (!*state) *state = Of::init(view, options);
+    return Of::step(gradient, step, view, **state, options);
+  };
+}
+
+template <class State>
+std::vector<at::Tensor> tensors_of(State& state) {
+  std::vector<at::Tensor> result;
+  for (const auto& [name, tensor] : state.tensors()) result.push_back(*tensor);
+  return result;
+}
 
 inline at::Generator rule_generator(uint64_t seed) { return at::detail::createCPUGenerator(seed); }
 

@@ -23,8 +23,10 @@ inline constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 inline constexpr std::array kAllCoordinates{Coordinates::folded, Coordinates::balanced,
                                             Coordinates::polar};
 
-inline const DDCAdamOptions& options_of(const DDCAdam& optimizer, size_t group) {
-  return dynamic_cast<const DDCAdamOptions&>(optimizer.param_groups().at(group).options());
+inline const AdamOptions& options_of(const DDCAdam& optimizer, size_t group) {
+  return dynamic_cast<const LiftedRuleOptions<AdamRule>&>(
+             optimizer.param_groups().at(group).options())
+      .get();
 }
 
 inline std::vector<double> learning_rates(const torch::optim::Optimizer& optimizer) {
@@ -33,9 +35,8 @@ inline std::vector<double> learning_rates(const torch::optim::Optimizer& optimiz
   return lrs;
 }
 
-inline OptimizerParamGroup group_of(std::vector<at::Tensor> tensors,
-                                    const DDCAdamOptions& options) {
-  return {std::move(tensors), std::make_unique<DDCAdamOptions>(options)};
+inline OptimizerParamGroup group_of(std::vector<at::Tensor> tensors, const AdamOptions& options) {
+  return {std::move(tensors), std::make_unique<LiftedRuleOptions<AdamRule>>(options)};
 }
 
 inline at::Tensor weights(at::IntArrayRef shape, uint64_t seed) {

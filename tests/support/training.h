@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "ddc/gauge/action.h"
-#include "ddc/optim/ddc_adam.h"
+#include "ddc/optim/adam.h"
 #include "ddc/testbeds/runs.h"
 
 // What tests that train something share.
@@ -18,9 +18,10 @@ using testbeds::PairedRun;
 using testbeds::relative_error;
 using testbeds::Testbed;
 
-inline DDCAdamOptions usual_options() { return DDCAdamOptions(1e-3).weight_decay(0.01); }
-inline OptimizerMaker ddc_adam(const DDCAdamOptions& options = usual_options()) {
-  return testbeds::ddc_adam(options);
+inline AdamOptions usual_options() { return AdamOptions{.lr = 1e-3, .weight_decay = 0.01}; }
+inline OptimizerMaker ddc_adam(const AdamOptions& options = usual_options(),
+                               const Treatments& treatments = {}) {
+  return testbeds::ddc_adam(options, treatments);
 }
 inline OptimizerMaker adamw() { return testbeds::adamw(1e-3, 0.01); }
 

@@ -174,7 +174,7 @@ TEST(RopeGrokking, TrainingPairsAreLearned) {
   options.batch_size = 0;
   const auto bed = rope_grokking(options);
   const auto params = bed.init(1, at::kFloat);
-  const auto optimizer = ddc_adam(DDCAdamOptions(1e-2))(params, bed.gauges(params));
+  const auto optimizer = ddc_adam(AdamOptions{.lr = 1e-2})(params, bed.gauges(params));
   for (uint64_t step = 0; step < 200; ++step) {
     backward(bed, params, bed.batch(step, at::kFloat));
     optimizer->step();

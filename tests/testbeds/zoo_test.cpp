@@ -110,7 +110,7 @@ TEST_P(Zoo, GaugesSpanTheNullSpace) {
 }
 
 TEST_P(Zoo, OptimizersBindTheGauges) {
-  const auto error = paired_error(bed, bed.gauges(params), ddc_adam(DDCAdamOptions(1e-3)),
+  const auto error = paired_error(bed, bed.gauges(params), ddc_adam(AdamOptions{.lr = 1e-3}),
                                   {.seed = entry.seed, .steps = 5});
   EXPECT_LE(error, 1e-9);
 }

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "ddc/gauge/norm_shift.h"
+#include "ddc/optim/adam.h"
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"
 #include "ddc/testbeds/teacher_student.h"
@@ -49,7 +50,7 @@ TEST_P(GaugeInvariants, HoldForEveryReadyMadeGauge) {
 TEST_P(GaugeInvariants, HoldForAllGaugesTogetherInPolarCoordinates) {
   const auto& testbed = GetParam().testbed;
   const auto params = testbed.init(7, at::kDouble);
-  auto gauges = with(testbed.gauges(params), Coordinates::polar);
+  auto gauges = testbed.gauges(params);
   const auto first = std::find_if(gauges.begin(), gauges.end(),
                                   [](const Gauge& g) { return g.action == Action::scale; });
   const auto gauge = *first;
@@ -57,6 +58,10 @@ TEST_P(GaugeInvariants, HoldForAllGaugesTogetherInPolarCoordinates) {
   testing::InvariantOptions options;
   options.steps = 10;
   options.others = gauges;
+  options.optimizer = [](const Parameters& table, std::vector<Gauge> bound) {
+    return std::make_unique<DDCAdam>(table, std::move(bound), AdamOptions{.lr = 1e-3},
+                                     Treatment{.coordinates = Coordinates::polar});
+  };
   const auto report = testing::check_gauge_invariants(gauge, params, loss_of(testbed), options);
   EXPECT_TRUE(report.ok()) << report;
 }

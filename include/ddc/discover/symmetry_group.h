@@ -83,7 +83,10 @@ struct Fingerprint {
   struct Entry {
     std::string name;
     std::vector<int64_t> shape;
-    bool operator==(const Entry&) const = default;
+    /// What the parameter is in the network, where whoever made the group knew: "embedding", "output",
+    /// "depthwise" (convolution), "table"; empty otherwise. Muon steps by it.
+    std::string role = {};
+    bool operator==(const Entry& other) const { return name == other.name && shape == other.shape; }
   };
   std::vector<Entry> entries;
   bool operator==(const Fingerprint&) const = default;

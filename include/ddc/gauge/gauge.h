@@ -1,10 +1,10 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "ddc/enum_names.h"
 #include "ddc/parameters.h"
 
 // # The contract of a gauge
@@ -96,59 +96,9 @@ enum class Action {
   exchange,
 };
 
-/// Which coordinates, unchanged by the group, the base rule works in (design of the library:
-/// docs/construction.md).
-enum class Coordinates {
-  /// The unit of a channel is the norm of the first leg, so that the other legs appear "folded":
-  /// for a norm gain, X = W diag(gamma). Default where the first leg is a vector (a gain).
-  folded,
-  /// The unit of a channel makes both sides equally large. Default for matrix-matrix gauges.
-  balanced,
-  /// The unit of a channel gives its sides the proportion of a usual (fan-in scaled) initialisation. There the
-  /// weights are their own coordinates, and keep being so: the base rule does what it does without
-  /// gauges, less what it moves along the orbit.
-  standard,
-  /// The paper's coordinates: direction, joint scale, gauge coordinate.
-  polar,
-};
-
-/// What is kept fixed when the weights are lifted back from folded coordinates. The function's
-/// trajectory is the same; only the place on the orbit differs. (In all other coordinates the two
-/// coincide.)
-enum class Hold {
-  ratio,  ///< r of every channel
-  unit,   ///< the first leg's norm (gamma itself): needs no reduction over the others
-};
-
-/// What happens to the gauge coordinate itself. An invariant loss has no gradient along the orbit;
-/// the last two matter for losses that break the symmetry a little (a z-loss, say). Only scales and
-/// shifts of weights as they are stored can be moved; other gauges are frozen whatever is said here.
-enum class Vertical {
-  frozen,  ///< held
-  sgd,     ///< moved by the momentum of the orbit component of the gradient
-  adam,    ///< the same, divided by the root of its second moment
-};
-
-/// The coordinate of the joint scale in polar coordinates.
-enum class Radial {
-  linear,  ///< Adam on s itself; decay balances the loss at s* = 1/((p^2+1) weight_decay)
-  log,     ///< Adam on log s; decay is a constant subtraction and can collapse a block
-};
-
-/// What a preconditioning base (Adam) keeps of the squares of gradients that a rotation or a linear
-/// gauge mixes. All of them commute with the group ("Second-moment constructions" of the paper).
-enum class SecondMoment {
-  /// One number per coordinate, in a frame that is chosen once from the weights and kept. Along a
-  /// trajectory without orbit part, keeping it is parallel transport.
-  transported,
-  /// One number per coordinate, in the eigenbasis of the weights' Gram matrix, which is followed.
-  body_frame,
-  /// The same; directions with an eigenvalue below tau times the largest take momentum only.
-  body_frame_topk,
-  per_head_scalar,  ///< one number per head
-  per_head_matrix,  ///< one matrix per head, of which the inverse root is taken
-  none,             ///< momentum only
-};
+template <>
+inline constexpr std::array EnumNames<Action> = {"scale", "shift", "rotation", "linear",
+                                                 "exchange"};
 
 /// The affine part of a norm, through which a weight reads the normalised vector n: with gain and
 /// shift of the norm and the bias beside the weight, W (gain * n + shift) + bias. A leg with a
@@ -163,6 +113,7 @@ struct Reading {
   std::string bias = {};
 
   bool empty() const { return gain.empty() && shift.empty() && bias.empty(); }
+  bool operator==(const Reading&) const = default;
 };
 
 /// One tensor's part in a gauge.
@@ -182,9 +133,11 @@ struct Leg {
   /// The axis consists of attention heads of this many indices, one after the other. Bases that treat
   /// heads one by one (Muon) cut the tensor there; 0: it is not cut.
   int64_t head_size = 0;
+
+  bool operator==(const Leg&) const = default;
 };
 
-/// A group with its action on the parameters, and how the optimizer is to treat it.
+/// A group with its action on the parameters. How an optimizer treats it is a Treatment's to say.
 struct Gauge {
   /// Unique among the gauges of one optimizer; names state in checkpoints and lines in reports.
   std::string name;
@@ -200,32 +153,9 @@ struct Gauge {
   /// The first leg gives the unit in folded coordinates.
   std::vector<Leg> legs;
 
-  /// Unset: folded where the first leg is a vector that others read through, balanced otherwise.
-  std::optional<Coordinates> coordinates;
-  /// Unset: the ratio; the unit where other gauges act through the first leg (a gain).
-  std::optional<Hold> hold;
-  Vertical vertical = Vertical::frozen;
-  Radial radial = Radial::linear;
-  /// Largest change of the log of the joint scale in one step of the linear radial rule.
-  double max_log_step = 0.1;
-
-  /// Rotation and linear gauges.
-  SecondMoment second_moment = SecondMoment::transported;
-  /// Of body_frame_topk.
-  double tau = 1e-2;
-  /// Of the body frames: the frame is computed again once the Gram matrix has left its diagonal by
-  /// this share of its norm, and at the latest after so many steps.
-  double frame_drift = 0.1;
-  int64_t frame_interval = 1000;
-  /// Also undo the rotation that a finite step makes beside its orbit part, which is of second order
-  /// in the learning rate: the stepped coordinates are turned to where they fit the old ones best.
-  bool procrustes = false;
-  /// Linear gauges: both sides' Gram matrices are made equal again once they differ by this share of
-  /// their norm.
-  double rebalance_above = 1e-12;
-
   bool mixes() const { return action == Action::rotation || action == Action::linear; }
   int64_t blocks() const { return channels / block; }
+  bool operator==(const Gauge&) const = default;
 };
 
 /// Throws, naming the gauge and the leg, unless the gauge fits the tensors in `params`.
@@ -237,20 +167,5 @@ int64_t dimension(const Gauge& gauge, const Parameters& params);
 
 /// The group in the usual notation: "(R+)^64", "R^32", "O(16)^4", "GL(8)^2".
 std::string group_name(const Gauge& gauge, const Parameters& params);
-
-const char* to_string(Action action);
-const char* to_string(Coordinates coordinates);
-const char* to_string(Hold hold);
-const char* to_string(Vertical vertical);
-const char* to_string(Radial radial);
-const char* to_string(SecondMoment second_moment);
-
-/// Copies of `gauges` with other coordinates or modes, for comparing them.
-std::vector<Gauge> with(std::vector<Gauge> gauges, Coordinates coordinates);
-/// The same for the gauges of one kind only: which unit suits depends on the kind, and on the base.
-std::vector<Gauge> with(std::vector<Gauge> gauges, const std::string& kind,
-                        Coordinates coordinates);
-std::vector<Gauge> with(std::vector<Gauge> gauges, Vertical vertical);
-std::vector<Gauge> with(std::vector<Gauge> gauges, SecondMoment second_moment);
 
 }  // namespace ddc

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ddc/enum_names.h"
+
 namespace ddc {
 
 /// How the polar factor is computed. All methods keep the singular vectors of a matrix; of its
@@ -20,7 +22,8 @@ namespace ddc {
 ///                  textbook Muon, in the type of the input.
 enum class PolarMethod { exact, fast, sharpen, newton_schulz };
 
-const char* to_string(PolarMethod method);
+template <>
+inline constexpr std::array EnumNames<PolarMethod> = {"exact", "fast", "sharpen", "newton_schulz"};
 
 /// The orthogonal factor U of the polar decomposition m = U P of a matrix, or of every matrix of a
 /// stack [..., rows, cols]; in m's type. With orthogonal A and B, polar(A m B) = A polar(m) B, and

@@ -8,43 +8,74 @@
 #include <utility>
 #include <vector>
 
-#include "ddc/frame/frame.h"
 #include "ddc/gauge/gauge.h"
-#include "ddc/optim/options.h"
 #include "ddc/optim/report.h"
-#include "ddc/optim/view.h"
+#include "ddc/optim/rule.h"
+#include "ddc/options.h"
 #include "ddc/parameters.h"
+#include "ddc/treatment.h"
 
 namespace ddc {
+
+class Frame;
+struct GroupedParameter;
+
+/// Count that is part of an optimizer's state: one int64 on the CPU.
+class Counter {
+ public:
+  Counter();
+  int64_t get() const;
+  Counter& operator++() { return *this += 1; }
+  Counter& operator+=(int64_t by);
+  void reset();
+  at::Tensor& tensor() { return value_; }
+  const at::Tensor& tensor() const { return value_; }
+
+ private:
+  at::Tensor value_;
+};
+
+/// Options of a param group, as LibTorch wants them.
+class LiftedOptions : public torch::optim::OptimizerOptions {
+ public:
+  virtual OptionList list() = 0;
+  /// Throws, naming the option, its value and the rule, unless all values are usable.
+  virtual void check() const = 0;
+  virtual StepSettings step_settings() const = 0;
+  OptionValues values() const;
+};
 
 /// What a base rule remembers of one tensor, in coordinates.
 class LiftedParamState : public torch::optim::OptimizerParamState {
  public:
-  int64_t step = 0;
-  /// The tensors of the state by name. Undefined before the first step.
-  virtual std::vector<std::pair<std::string, at::Tensor*>> tensors() = 0;
-  /// Coordinates along the axis of `map` are turned by the transposed of `basis`, per block, and so is
-  /// what is remembered in them. Only called on optimizers that say `follows_frames`.
-  virtual void turn(const BlockMap& map, const at::Tensor& basis);
+  Counter step;
+  virtual StateTensors tensors() = 0;
+  /// Only called on optimizers whose rule can change basis.
+  virtual void change_basis(const BasisChange& change) = 0;
 };
 
-/// The state of an optimizer as a value: name-keyed tensors and one line of JSON with options and
-/// gauges. It shares no memory with the optimizer.
+/// The state of an optimizer as a value: name-keyed tensors and one line of JSON with options, gauges and
+/// treatments. It shares no memory with the optimizer.
 struct OptimizerState {
   std::map<std::string, at::Tensor> tensors;
   std::string description;
 };
 
-/// One piece of the state where the optimizer has it: a tensor (undefined if the rule does not use it) or
-/// a count.
+/// One tensor of the state where the optimizer has it.
 struct StateSlot {
-  /// Whose it is, by its place in `parameter_table()`. What a gauge remembers is its first leg's.
+  enum class Owner { parameter, gauge, radius };
+  Owner owner;
+  /// Place in `parameter_table()` of the tensor that it is stored with. What a gauge remembers is stored
+  /// with its first leg.
   size_t parameter;
-  /// "param.NAME.", or "gauge.NAME." and the like.
-  std::string scope;
+  /// Name of the parameter or of the gauge.
+  std::string name;
   std::string field;
-  at::Tensor* tensor = nullptr;
-  int64_t* count = nullptr;
+  at::Tensor* tensor;
+
+  /// The key in a dictionary of the parameter's own state, and in that of the whole optimizer.
+  std::string key_in_parameter() const;
+  std::string key() const;
 };
 
 /// A base rule lifted to respect gauges. This class is the step loop, the only one:
@@ -52,11 +83,12 @@ struct StateSlot {
 ///     for every component:
 ///         open -> project -> base rule -> project -> advance -> rebalance -> lift
 ///
-/// A base derives from it and supplies its options, its state and `rule`, a function of (gradient,
-/// state, options) that returns the displacement and never touches a parameter. With no gauges the
-/// result is the base optimizer itself.
+/// A base rule is a function of (gradient, state, options) that returns the displacement and never touches
+/// a parameter; Lifted<Rule> supplies it. With no gauges the result is the base optimizer itself.
 class LiftedOptimizer : public torch::optim::Optimizer {
  public:
+  ~LiftedOptimizer() override;
+
   /// Calls the closure (if any) and makes one step. Parameters without a gradient are skipped.
   /// Throws before anything is changed if an option is unusable or a gradient is NaN, Inf, sparse
   /// or of the wrong shape.
@@ -67,64 +99,231 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   Report report() const;
+  /// The gauges that are bound.
   const std::vector<Gauge>& gauges() const { return gauges_; }
+  /// The treatment of a gauge, with defaults resolved.
+  Treatment treatment(const std::string& gauge) const;
   /// The gauge coordinate per channel as measured on the weights now; see gauge.h. NaN for channels
   /// in a degenerate stratum.
   at::Tensor gauge_coordinate(const std::string& gauge) const;
-  const Frame& frame() const { return frame_; }
+  /// Coordinates of all gauges that are bound, in their order.
+  std::vector<at::Tensor> gauge_coordinates() const;
   /// Names and tensors of all param groups.
   Parameters parameter_table() const;
 
+  /// JSON of the gauges that are bound and of their treatments: what a state must have been made with to
+  /// be loaded.
+  std::string symmetries() const;
   OptimizerState state_dict() const;
   /// All or nothing: a state that does not fit is refused, naming what does not, and leaves the
-  /// optimizer as it was.
+  /// optimizer as it was. Runs no rule.
   void load_state_dict(const OptimizerState& state);
 
   /// For those who keep options and state elsewhere, as the Python package does in torch.optim's
-  /// dictionaries. The pointers are good until the next step or load.
+  /// dictionaries. The tensors are updated in place; the pointers are good until the next load.
   std::vector<StateSlot> state_slots();
-  /// `load_state_dict` of tensors alone: options and gauges are taken to be the optimizer's.
-  void load_tensors(const std::map<std::string, at::Tensor>& tensors);
+  /// What `load_tensors` does with tensors that fit: copy them, make them the optimizer's own, or nothing.
+  enum class Load { copy, adopt, check };
+  /// `load_state_dict` of tensors by `StateSlot::key`: options and gauges are taken to be the optimizer's.
+  void load_tensors(const std::map<std::string, at::Tensor>& tensors, Load mode = Load::copy);
   /// As if constructed now: nothing remembered, and gauges held where the weights are.
   void reset_state();
-  void set_options(size_t group, const std::map<std::string, double>& values);
+  void set_options(size_t group, const OptionValues& values);
 
   /// LibTorch's archives, keyed by name.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
+  /// The coordinate system; for tests and meters of this library.
+  const Frame& frame() const { return *frame_; }
+
  protected:
   /// `names` gives tensors of the groups their names; others are called by their position.
-  LiftedOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                  const Parameters& names, std::vector<Gauge> gauges,
-                  std::unique_ptr<LiftedOptions> defaults);
+  LiftedOptimizer(std::unique_ptr<LiftedOptions> defaults);
+  /// To be called once, by the constructor of the class that has the rule.
+  void construct(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                 const Parameters& names, std::vector<Gauge> gauges, Treatments treatments);
 
+  /// What a base rule can do beside making steps.
+  struct Abilities {
+    /// Body frames may follow the weights, because the state can change basis.
+    bool change_basis = false;
+    /// It keeps the second moment that a treatment asks for.
+    bool second_moments = false;
+    /// Its momentum can be projected before it makes a step of it.
+    bool momentum = false;
+  };
   /// The name of the optimizer in checkpoints.
   virtual std::string name() const = 0;
-  virtual std::unique_ptr<LiftedParamState> make_state() const = 0;
+  virtual Abilities abilities() const = 0;
+  /// Throws if the rule cannot step the tensor.
+  virtual void check(const TensorView& view, const LiftedOptions& options) const = 0;
+  virtual std::unique_ptr<LiftedParamState> make_state(const TensorView& view,
+                                                       const LiftedOptions& options) const = 0;
   /// The displacement of coordinates with gradient `gradient`. It may depend on signs and order of
   /// coordinates within a head, and on their values in any way, since the group cannot change them.
   virtual at::Tensor rule(const at::Tensor& gradient, const TensorView& view,
                           LiftedParamState& state, const LiftedOptions& options) const = 0;
-  /// Whether the state can be turned, so that body frames may follow the weights. Otherwise frames are
-  /// kept as they were found.
-  virtual bool follows_frames() const { return false; }
+  /// The same in two parts; the first is undefined where there is no momentum.
+  virtual at::Tensor momentum(const at::Tensor& gradient, LiftedParamState& state,
+                              const LiftedOptions& options) const = 0;
+  virtual at::Tensor displacement(const at::Tensor& momentum, const TensorView& view,
+                                  const LiftedOptions& options) const = 0;
 
  private:
   /// Checks a group, adds it and appends its parameters to those already `present`.
   void accept_group_(const torch::optim::OptimizerParamGroup& group, const Parameters& names,
                      std::vector<GroupedParameter>& present);
+  /// Refuses what the rule cannot honour.
+  void check_treatments_() const;
   const LiftedOptions& options_of(size_t group) const;
-  LiftedParamState& state_of(const at::Tensor& tensor);
+  /// The state of a tensor, made if there is none.
+  LiftedParamState& state_of(size_t tensor);
+  void make_states_();
   TensorView view_of(size_t tensor) const;
-  /// A state as the first step would allocate it.
-  std::unique_ptr<LiftedParamState> blank_state(size_t tensor) const;
   std::vector<StepSettings> check_settings() const;
   std::vector<bool> check_gradients() const;
   std::string description() const;
 
   std::vector<Gauge> gauges_;
-  Frame frame_;
+  /// Gauges that are not bound, and say how tensors are cut into heads.
+  std::vector<Gauge> unbound_;
+  Treatments treatments_;
+  std::unique_ptr<Frame> frame_;
 };
+
+/// Options of a rule as LibTorch wants them. Those of a param group are complete: start from a copy of the
+/// optimizer's to change a few.
+template <class Rule>
+class LiftedRuleOptions : public LiftedOptions {
+ public:
+  using Options = typename Rule::Options;
+
+  LiftedRuleOptions(Options options = {}) : options_(std::move(options)) {}  // NOLINT: implicit
+
+  const Options& get() const { return options_; }
+  Options& get() { return options_; }
+
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<LiftedRuleOptions>(*this);
+  }
+  double get_lr() const override { return options_.lr; }
+  void set_lr(const double lr) override { options_.lr = lr; }
+
+  OptionList list() override { return options_.options(); }
+  void check() const override { check_options(options_); }
+  StepSettings step_settings() const override {
+    if constexpr (requires { Rule::step_settings(options_); }) {
+      return Rule::step_settings(options_);
+    } else {
+      StepSettings settings;
+      settings.lr = options_.lr;
+      settings.weight_decay = options_.weight_decay;
+      settings.maximize = options_.maximize;
+      return settings;
+    }
+  }
+
+ private:
+  Options options_;
+};
+
+template <class Rule>
+class LiftedRuleState : public LiftedParamState {
+ public:
+  explicit LiftedRuleState(typename Rule::State given) : state(std::move(given)) {}
+
+  std::unique_ptr<torch::optim::OptimizerParamState> clone() const override {
+    return std::make_unique<LiftedRuleState>(*this);
+  }
+  StateTensors tensors() override { return state.tensors(); }
+  void change_basis(const BasisChange& change) override {
+    if constexpr (requires { Rule::change_basis(state, change); }) {
+      Rule::change_basis(state, change);
+    }
+  }
+
+  typename Rule::State state;
+};
+
+/// The optimizer that a rule makes.
+template <class Rule>
+class Lifted : public LiftedOptimizer {
+ public:
+  using Options = typename Rule::Options;
+
+  /// One param group that holds all of `params`.
+  explicit Lifted(const Parameters& params, std::vector<Gauge> gauges = {}, Options options = {},
+                  Treatments treatments = {})
+      : Lifted(std::vector<torch::optim::OptimizerParamGroup>{params.tensors()}, params,
+               std::move(gauges), std::move(options), std::move(treatments)) {}
+  /// Several groups, each with options of type LiftedRuleOptions<Rule> or those given here. `names` gives
+  /// the tensors the names that gauges use.
+  explicit Lifted(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                  const Parameters& names = {}, std::vector<Gauge> gauges = {},
+                  Options options = {}, Treatments treatments = {})
+      : LiftedOptimizer(std::make_unique<LiftedRuleOptions<Rule>>(std::move(options))) {
+    construct(groups, names, std::move(gauges), std::move(treatments));
+  }
+
+ protected:
+  std::string name() const override { return Rule::name; }
+
+  Abilities abilities() const override {
+    return {.change_basis = requires(State & state,
+                                     const BasisChange& change){Rule::change_basis(state, change);
+  }
+  , .second_moments = requires { Rule::keeps_second_moments; }
+  , .momentum = kHasMomentum
+};
+}  // namespace ddc
+
+void check(const TensorView& view, const LiftedOptions& options) const override {
+  if constexpr (requires { Rule::check(of(options), view); }) Rule::check(of(options), view);
+}
+
+std::unique_ptr<LiftedParamState> make_state(const TensorView& view,
+                                             const LiftedOptions& options) const override {
+  return std::make_unique<LiftedRuleState<Rule>>(Rule::init(view, of(options)));
+}
+
+at::Tensor rule(const at::Tensor& gradient, const TensorView& view, LiftedParamState& state,
+                const LiftedOptions& options) const override {
+  return Rule::step(gradient, state.step.get(), view, of(state), of(options));
+}
+
+at::Tensor momentum(const at::Tensor& gradient, LiftedParamState& state,
+                    const LiftedOptions& options) const override {
+  if constexpr (kHasMomentum) {
+    return Rule::momentum(gradient, of(state), of(options));
+  } else {
+    return {};
+  }
+}
+
+at::Tensor displacement(const at::Tensor& momentum, const TensorView& view,
+                        const LiftedOptions& options) const override {
+  if constexpr (kHasMomentum) {
+    return Rule::displacement(momentum, view, of(options));
+  } else {
+    return {};
+  }
+}
+
+private:
+using State = typename Rule::State;
+static constexpr bool kHasMomentum =
+    requires(const at::Tensor& gradient, State& state, const Options& options) {
+  Rule::momentum(gradient, state, options);
+};
+
+static const Options& of(const LiftedOptions& options) {
+  return static_cast<const LiftedRuleOptions<Rule>&>(options).get();
+}
+static State& of(LiftedParamState& state) {
+  return static_cast<LiftedRuleState<Rule>&>(state).state;
+}
+}
+;
 
 }  // namespace ddc

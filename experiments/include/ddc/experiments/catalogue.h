@@ -19,7 +19,7 @@ struct TestbedEntry {
   std::string name;
   /// One line.
   std::string description;
-  std::vector<SettingHelp> settings;
+  Settings settings;
   /// Of complete settings.
   std::function<testbeds::Testbed(const Json& settings)> make;
   /// The recipe that `ddc run` follows where nothing else is said: settings of the optimizer, and "steps".
@@ -34,7 +34,7 @@ struct TestbedEntry {
 struct OptimizerEntry {
   std::string name;
   std::string description;
-  std::vector<SettingHelp> settings;
+  Settings settings;
   /// Binds those of the testbed's gauges that the settings ask for.
   std::function<std::unique_ptr<LiftedOptimizer>(const Json& settings, const Parameters& params,
                                                  std::vector<Gauge> gauges)>

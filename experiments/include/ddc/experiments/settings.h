@@ -1,71 +1,55 @@
 #pragma once
 
-#include <c10/util/Exception.h>
-
 #include <nlohmann/json.hpp>
 #include <string>
-#include <type_traits>
 #include <vector>
 
-// Settings that can be named on the command line and in config.json. A struct of options declares each
-// of them once, in one function
-//
-//     template <class Visit>
-//     void visit_settings(ReluChainOptions& options, Visit&& visit) {
-//       visit("depth", options.depth, "number of linear layers");
-//       ...
-//     }
-//
-// from which their defaults, their help, how they are read and how they are stored are deduced. Values are
-// numbers, truth values and text.
+#include "ddc/options.h"
+
+// Settings that can be named on the command line and in config.json: the options of testbeds and optimizers.
+// A struct of options lists them itself (ddc/options.h), or an overload `OptionList options_of(Options&)` in
+// its namespace does.
 
 namespace ddc::experiments {
 
 using Json = nlohmann::json;
 
-/// The name among `names` that is spelled most like `name`; empty if none is near.
-std::string nearest(const std::string& name, const std::vector<std::string>& names);
-
-/// "unknown KIND 'NAME'; did you mean 'NEAREST'?"
-std::string unknown(const std::string& kind, const std::string& name,
-                    const std::vector<std::string>& names);
-
-struct SettingHelp {
-  std::string name;
-  Json initial;
-  std::string help;
-};
-
-/// Of the default, for a value given as text: `--set depth=3`. Throws, naming the setting, if it is not
-/// of the default's type.
-Json parse_setting(const SettingHelp& setting, const std::string& text);
-
-/// Throws, naming the setting, unless `value` can take the place of the default.
-void check_setting(const std::string& name, const Json& initial, const Json& value);
-
 template <class Options>
-std::vector<SettingHelp> declared_settings() {
+requires requires(Options& options) { options.options(); }
+OptionList options_of(Options& options) { return options.options(); }
+
+/// Declaration of a setting, and its default.
+struct Setting {
+  Option option;
+  Json initial;
+
+  const std::string& name() const { return option.name(); }
+};
+using Settings = std::vector<Setting>;
+
+Json to_json(const OptionValue& value);
+OptionValue from_json(const Json& value);
+
+/// The value that a text stands for: `--set depth=3`. Throws, naming the setting, if it is not of its type.
+Json parse_setting(const Setting& setting, const std::string& text);
+
+/// The settings of options with the values that they have.
+Settings declared_settings(const OptionList& options);
+template <class Options>
+Settings declared_settings() {
   Options options;
-  std::vector<SettingHelp> result;
-  visit_settings(options, [&](const char* name, auto& value, const char* help) {
-    result.push_back({name, Json(value), help});
-  });
-  return result;
+  return declared_settings(options_of(options));
 }
 
 /// The defaults, with what `given` says in place of some of them. Throws on names that are not declared.
-Json complete(const std::string& owner, const std::vector<SettingHelp>& declared,
-              const Json& given);
+Json complete(const std::string& owner, const Settings& declared, const Json& given);
 
+/// Assigns those of the settings that the options know.
+void assign(const OptionList& options, const Json& settings);
 template <class Options>
 Options options_from(const Json& settings) {
   Options options;
-  visit_settings(options, [&](const char* name, auto& value, const char* /*help*/) {
-    const auto found = settings.find(name);
-    if (found == settings.end()) return;
-    check_setting(name, Json(value), *found);
-    value = found->template get<std::remove_reference_t<decltype(value)>>();
-  });
+  assign(options_of(options), settings);
   return options;
 }
 

@@ -12,10 +12,8 @@ enum class Rotation {
   /// O(d_head), as if nothing were rotary. The paper's ablation, and no symmetry of the network.
   full,
 };
-const char* to_string(Rotation rotation);
 
 enum class Activation { relu, squared_relu, gelu };
-const char* to_string(Activation activation);
 
 /// The paper's deep rotary grokking transformer (appendix "Matching the rotation gauge to the rotary
 /// architecture", where it has 8 or 24 layers and sequences of 128). The paper says neither how sums
@@ -60,3 +58,9 @@ struct RopeGrokkingSplit {
 RopeGrokkingSplit rope_grokking_split(const RopeGrokkingOptions& options = {});
 
 }  // namespace ddc::testbeds
+
+template <>
+inline constexpr std::array ddc::EnumNames<ddc::testbeds::Rotation> = {"none", "torus", "full"};
+template <>
+inline constexpr std::array ddc::EnumNames<ddc::testbeds::Activation> = {"relu", "squared_relu",
+                                                                         "gelu"};

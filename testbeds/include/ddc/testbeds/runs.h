@@ -8,11 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "ddc/frame/frame.h"
 #include "ddc/gauge/action.h"
-#include "ddc/optim/ddc_adam.h"
-#include "ddc/optim/ddc_muon.h"
-#include "ddc/optim/lifted_rule.h"
 #include "ddc/optim/muon.h"
 #include "ddc/testbeds/testbed.h"
 
@@ -33,20 +29,21 @@ double relative_error(const Parameters& actual, const Parameters& expected);
 using OptimizerMaker =
     std::function<std::unique_ptr<torch::optim::Optimizer>(const Parameters&, std::vector<Gauge>)>;
 OptimizerMaker adamw(double lr, double weight_decay);
-OptimizerMaker ddc_adam(const DDCAdamOptions& options);
+OptimizerMaker ddc_adam(const AdamOptions& options, const Treatments& treatments = {});
 
 /// The parameters that Muon leaves to Adam besides vectors: token embeddings, positions, the class
 /// token, the patch embedding's bias (stored as one row) and the unembedding.
 std::vector<std::string> left_to_adam(const Parameters& params);
-/// Plain Muon, and plain AdamW with `adam_lr` for the vectors and for what is left to Adam.
-OptimizerMaker muon(const MuonOptions& options, double adam_lr, double adam_weight_decay);
-OptimizerMaker ddc_muon(const DDCMuonOptions& options);
+/// Plain Muon, and plain AdamW for the vectors and for what is left to Adam.
+OptimizerMaker muon(const MuonOptions& options, const AdamOptions& adam = {});
+OptimizerMaker ddc_muon(const MuonOptions& options, const AdamOptions& adam = {},
+                        const Treatments& treatments = {});
 
-/// A rule of ddc_bases.h, or one's own.
+/// Any rule, one's own among them.
 template <class Rule>
-OptimizerMaker lifted(const RuleOptions<Rule>& options) {
+OptimizerMaker lifted(const typename Rule::Options& options, const Treatments& treatments = {}) {
   return [=](const Parameters& params, std::vector<Gauge> gauges) {
-    return std::make_unique<Lifted<Rule>>(params, std::move(gauges), options);
+    return std::make_unique<Lifted<Rule>>(params, std::move(gauges), options, treatments);
   };
 }
 
@@ -67,10 +64,6 @@ double paired_error(const Testbed& testbed, const std::vector<Gauge>& gauges,
 double paired_error(const Testbed& testbed, const std::vector<Gauge>& gauges,
                     const std::vector<GroupElement>& element, const OptimizerMaker& make,
                     const PairedRun& run = {});
-
-/// A frame that does nothing but measure the gauge coordinates of the parameters, in the units that
-/// they have now.
-Frame observer(const Parameters& params, const std::vector<Gauge>& gauges);
 
 struct DriftRun {
   uint64_t seed = 42;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "ddc/discover/evaluate.h"
+#include "ddc/enum_names.h"
 #include "ddc/gauge/gauge.h"
 #include "ddc/parameters.h"
 
@@ -77,3 +78,7 @@ inline constexpr int64_t ignored_target = -100;
 double accuracy(const at::Tensor& outputs, const at::Tensor& targets);
 
 }  // namespace ddc::testbeds
+
+template <>
+inline constexpr std::array ddc::EnumNames<ddc::testbeds::GaugeSet> = {
+    "abelian", "rotations", "full", "with_residual_rotation"};

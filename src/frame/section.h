@@ -1,0 +1,52 @@
+#pragma once
+
+#include <vector>
+
+#include "frame/chart.h"
+#include "frame/plan.h"
+#include "frame/squares.h"
+
+// Sections of scale gauges: per channel one number, computed from the squared entries of the
+// tensors a gauge acts on, that moves by a fixed weight times log c along the orbit. Fixing it
+// picks one point of each orbit. The unit of a gauge is the choice of its section:
+//
+//     balanced, polar   r = log rho_plus - log rho_minus          (= 0: both sides equally large)
+//     standard          the same                                  (= its value at a usual initialisation)
+//     folded            log of the first leg's norm               (= 0: a gain of +-1)
+
+namespace ddc {
+
+/// Squares of coordinates, indexed by tensor.
+using Squares = std::vector<AxisSquares>;
+
+struct SectionValue {
+  at::Tensor value;
+  /// Channels where every norm that enters (and r) is far enough from zero to take a logarithm.
+  at::Tensor alive;
+};
+
+/// Joint squared norm of the side's legs, per channel; legs with a larger exponent enter by the
+/// root that makes all of them move alike.
+at::Tensor side_square(const GaugePlan& gauge, const Side& side, const Squares& squares);
+
+/// r, and where it is defined. A side without legs counts as 1.
+SectionValue ratio(const GaugePlan& gauge, const Squares& squares, double smallest);
+
+SectionValue section(const GaugePlan& gauge, const Squares& squares, double smallest);
+/// By how much the section moves under log c = 1.
+double section_weight(const GaugePlan& gauge);
+/// The value of the section at which X has the size of a usual initialisation.
+at::Tensor section_target(const GaugePlan& gauge);
+
+/// Log-unit of a channel one of whose sides is zero, from the other side alone; 0 if both are.
+at::Tensor one_sided_log_unit(const GaugePlan& gauge, const Squares& squares, double smallest);
+/// Whether the sides are within a factor of 100 of each other, in their reference norms.
+at::Tensor comparable(const GaugePlan& gauge, const Squares& squares, double smallest);
+
+/// Moves the squares along the gauge's orbit: squares *= exp(2 e log_c).
+void move_squares_(const GaugePlan& gauge, const at::Tensor& log_c, Squares& squares);
+
+/// Norms below this are treated as zero: unit ratios beyond would leave the type's range.
+double smallest_norm(const Plan& plan, const GaugePlan& gauge);
+
+}  // namespace ddc

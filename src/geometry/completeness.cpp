@@ -1,0 +1,234 @@
+#include "ddc/geometry/completeness.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "ddc/gauge/action.h"
+#include "ddc/geometry/structural_kernel.h"
+#include "discover/kernel_probe.h"
+#include "discover/loss_jacobian.h"
+#include "geometry/completeness_orbits.h"
+
+namespace ddc {
+namespace {
+
+/// How far a tangent of length one may stick out of the kernel in float64: far more than rounding, and
+/// far less than what a wrong exponent does.
+constexpr double in_kernel = 1e-6;
+/// Singular values of stacked tangents (each of length one) below this are zero.
+constexpr double independent = 1e-8;
+/// Of the estimate: the iteration ends where so little is seen, relative to the start; and the share of
+/// all parameters above which a bound says nothing.
+constexpr double nothing_seen = 1e-12;
+constexpr double too_loose = 0.2;
+
+/// Orthonormal columns that span the rows.
+at::Tensor span_of(const at::Tensor& rows) {
+  if (rows.size(0) == 0) return at::zeros({rows.size(1), 0}, at::kDouble);
+  // Far fewer rows than columns: the singular values are those of a small triangle.
+  const auto [q, r] = at::linalg_qr(rows.t(), "reduced");
+  const auto [u, sigma, v] = at::linalg_svd(r, /*full_matrices=*/false);
+  const auto rank = (sigma > std::max(sigma[0].item<double>(), 1.0) * independent).sum();
+  return q.matmul(u.narrow(1, 0, rank.item<int64_t>()));
+}
+
+at::Tensor unit_rows(const at::Tensor& rows) {
+  return rows / rows.norm(2, {1}, /*keepdim=*/true).clamp_min(1e-300);
+}
+
+/// The tangents of all orbits, as far as they leave the other parameters alone.
+struct Tangents {
+  /// [tangents, trainable parameters], each of length one.
+  at::Tensor rows;
+  /// By row, the gauge that it is (mostly) of.
+  std::vector<std::string> gauge;
+};
+
+Tangents tangents_of(const std::vector<Gauge>& gauges, const Parameters& params,
+                     const Trainable& trainable) {
+  std::vector<std::string> owners;
+  std::vector<at::Tensor> moving{at::zeros({0, trainable.size()}, at::kDouble)};
+  std::vector<at::Tensor> frozen;
+  for (const auto& gauge : gauges) {
+    const auto tangents = orbit_tangents(gauge, params).cpu();
+    auto rows = at::zeros({tangents.size(0), trainable.size()}, at::kDouble);
+    std::vector<at::Tensor> rest{at::zeros({tangents.size(0), 0}, at::kDouble)};
+    int64_t from = 0;
+    for (const auto& [name, tensor] : params) {
+      const auto columns = tangents.narrow(1, from, tensor.numel());
+      from += tensor.numel();
+      if (const auto to = trainable.column(name)) {
+        rows.narrow(1, *to, tensor.numel()) += columns;
+      } else {
+        rest.push_back(columns);
+      }
+    }
+    moving.push_back(rows);
+    frozen.push_back(at::cat(rest, 1));
+    owners.insert(owners.end(), tangents.size(0), gauge.name);
+  }
+  Tangents result{at::cat(moving), owners};
+  if (owners.empty()) return result;
+  const auto held = at::cat(frozen);
+  if (held.size(1) > 0 && held.any().item<bool>()) {
+    // Those combinations of tangents that do not move what is frozen.
+    const auto [u, sigma, v] = at::linalg_svd(held, /*full_matrices=*/true);
+    const auto rank = (sigma > sigma[0] * independent).sum().item<int64_t>();
+    const auto combinations = u.narrow(1, rank, u.size(1) - rank).t();
+    result.rows = combinations.matmul(result.rows);
+    result.gauge.clear();
+    for (int64_t i = 0; i < combinations.size(0); ++i) {
+      result.gauge.push_back(owners[combinations[i].abs().argmax().item<int64_t>()]);
+    }
+  }
+  result.rows = unit_rows(result.rows);
+  return result;
+}
+
+void check_in_kernel(const std::string& gauge, double distance, double tolerance) {
+  TORCH_CHECK(distance <= tolerance, "completeness: gauge '", gauge,
+              "' moves what the loss sees: a tangent of length 1 is ", distance,
+              " away from the directions that no batch notices (at most ", tolerance,
+              "); gate(gauge, ...) tells more");
+}
+
+/// Sums of `shares`, one per entry, over tensors.
+std::vector<Completeness::Share> by_tensor(const at::Tensor& shares, const Trainable& trainable) {
+  std::vector<Completeness::Share> result;
+  int64_t column = 0;
+  for (const auto& [name, tensor] : trainable.table()) {
+    const double share = shares.narrow(0, column, tensor.numel()).sum().item<double>();
+    column += tensor.numel();
+    if (share > 1e-9) result.push_back({name, share});
+  }
+  std::stable_sort(result.begin(), result.end(),
+                   [](const auto& a, const auto& b) { return a.dimensions > b.dimensions; });
+  return result;
+}
+
+/// Counts what the tangents explain and what is dead. Returns the span of tangents beside the dead axes.
+at::Tensor count_known_(const Tangents& tangents, const at::Tensor& alive, Completeness& result) {
+  auto span = span_of(tangents.rows);
+  result.explained = span.size(1);
+  const int64_t dead = alive.eq(0).sum().item<int64_t>();
+  if (dead == 0) return span;
+  // Dead parameters are axes. Their span with the tangents is that of the axes and of what the tangents
+  // have beside them.
+  auto beside = span_of(tangents.rows * alive);
+  result.dead = dead + beside.size(1) - result.explained;
+  return beside;
+}
+
+Completeness exact(const Tangents& tangents, const Parameters& params, const Trainable& trainable,
+                   const Evaluate& evaluate, const CompletenessOptions& options) {
+  const auto kernel = structural_kernel(params, evaluate, {.seed = options.seed});
+  const at::NoGradGuard no_grad;
+  const auto outside = tangents.rows - tangents.rows.matmul(kernel.basis).matmul(kernel.basis.t());
+  if (!tangents.gauge.empty()) {
+    const auto distances = outside.norm(2, {1});
+    const auto worst = distances.argmax().item<int64_t>();
+    // Noise turns the kernel by about the inverse of the gap.
+    check_in_kernel(tangents.gauge[worst], distances[worst].item<double>(),
+                    std::max(in_kernel, 30 / kernel.gap));
+  }
+
+  Completeness result;
+  result.method = "exact";
+  result.parameters = kernel.parameters;
+  result.kernel = static_cast<double>(kernel.dimension);
+  result.gap = kernel.gap;
+  const auto alive = kernel.column_norms.ne(0).to(at::kDouble);
+  const auto beside = count_known_(tangents, alive, result);
+  result.unexplained = result.kernel - static_cast<double>(result.explained + result.dead);
+  auto rest = kernel.basis * alive.unsqueeze(1);
+  rest = rest - beside.matmul(beside.t().matmul(rest));
+  result.per_tensor = by_tensor(rest.square().sum(1), trainable);
+  return result;
+}
+
+/// Throws if a gauge moves what some rows of the Jacobian see.
+void check_in_kernel(const Orbits& orbits, const std::vector<at::Tensor>& rows, double tolerance) {
+  for (const auto& row : rows) {
+    const auto charges = orbits.charges(row).abs() / row.norm();
+    if (charges.numel() == 0) continue;
+    const auto worst = charges.argmax().item<int64_t>();
+    check_in_kernel(orbits.gauge_of(worst), charges[worst].item<double>(), tolerance);
+  }
+}
+
+Completeness estimate(const std::vector<Gauge>& gauges, const Parameters& params,
+                      const Trainable& trainable, const Evaluate& evaluate,
+                      const CompletenessOptions& options) {
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
+  const KernelProbe probe(trainable, evaluate, generator);
+  const at::NoGradGuard no_grad;
+  const auto orbits_in_units = [&](const at::Tensor& scale) {
+    return Orbits(gauges, params, trainable, scale, generator);
+  };
+  // Rounding of a product with a row that is orthogonal in exact arithmetic.
+  check_in_kernel(orbits_in_units(at::ones_like(probe.scale())), probe.samples(),
+                  1e4 * trainable.precision());
+
+  Completeness result;
+  result.parameters = trainable.size();
+  const auto orbits = orbits_in_units(probe.scale());
+  result.explained = orbits.dimension(generator);
+  const int64_t dead = probe.scale().eq(0).sum().item<int64_t>();
+  if (dead > 0) {
+    // Their span with the orbits is that of the dead axes and of what the orbits have beside them.
+    const int64_t beside = result.explained;
+    const auto any = at::where(probe.scale() > 0, probe.scale(), probe.scale().mean());
+    result.explained = orbits_in_units(any).dimension(generator);
+    result.dead = dead + beside - result.explained;
+  }
+
+  // The sample may be small, but not the number of iterations.
+  const auto affordable = static_cast<int64_t>(std::min(1e15, options.work / probe.work()));
+  const int64_t probes = std::clamp<int64_t>(affordable / options.iterations, 1, options.probes);
+  const int64_t iterations = std::min(options.iterations, affordable / probes);
+  result.method = "estimate after " + std::to_string(iterations) + " iterations";
+  bool converged = true;
+  if (iterations > 0) {
+    auto shares = at::zeros({trainable.size()}, at::kDouble);
+    for (int64_t i = 0; i < probes; ++i) {
+      const auto drawn = at::randn({trainable.size()}, generator, at::kDouble);
+      // Rows are orthogonal to the orbits, so that the iteration does not bring them back, but for
+      // rounding.
+      const auto rest =
+          kernel_part([&](const at::Tensor& each) { return probe.product(each); },
+                      orbits.without(drawn * probe.scale().ne(0)), iterations, nothing_seen);
+      converged = converged && rest.converged;
+      shares += orbits.without(rest.vector).square();
+    }
+    shares /= static_cast<double>(probes);
+    result.unexplained = shares.sum().item<double>();
+    result.per_tensor = by_tensor(shares, trainable);
+  } else {
+    converged = false;
+    result.unexplained = static_cast<double>(trainable.size() - result.explained - result.dead);
+  }
+  result.kernel = result.unexplained + static_cast<double>(result.explained + result.dead);
+  if (!converged && result.unexplained > too_loose * static_cast<double>(trainable.size())) {
+    result.method += ": too loose to tell";
+  }
+  return result;
+}
+
+}  // namespace
+
+Completeness completeness(const std::vector<Gauge>& gauges, const Parameters& params,
+                          const Evaluate& evaluate, const CompletenessOptions& options) {
+  TORCH_CHECK(options.probes > 0 && options.iterations > 0 && options.work > 0,
+              "completeness: probes, iterations and work must be positive, are ", options.probes,
+              ", ", options.iterations, " and ", options.work);
+  const Trainable trainable(params);
+  if (trainable.size() > options.exact_up_to) {
+    return estimate(gauges, params, trainable, evaluate, options);
+  }
+  return exact(tangents_of(gauges, params, trainable), params, trainable, evaluate, options);
+}
+
+}  // namespace ddc
