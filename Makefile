@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src testbeds experiments cli examples tests python -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel python test demo experiments results figures discovery-cost step-memory families fine-tune asan coverage format lint clean
+.PHONY: help setup build wheel python test demo experiments results figures discovery-cost step-memory generated families fine-tune asan coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -53,6 +53,10 @@ discovery-cost: build/release/build.ninja  ## print what discovery costs, from 2
 step-memory: build/release/build.ninja  ## print what a step takes of memory, beside AdamW's
 	cmake --build --preset release -j $(JOBS) --target step_memory
 	OMP_NUM_THREADS=1 build/release/examples/step_memory
+
+generated: python  ## write what is made from declarations: python/ddc/optimizers.pyi, docs/options.md
+	$(PYTHON) scripts/stubs.py
+	$(PYTHON) scripts/options_table.py > docs/options.md
 
 families: python  ## find the symmetries of transformers' and timm's models, and write docs/families.md
 	$(PYTHON) examples/python/families.py --write docs/families.md

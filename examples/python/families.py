@@ -408,8 +408,8 @@ def optimizers(
     group: ddc.SymmetryGroup, lr: float = 1e-2
 ) -> dict[str, Callable[[nn.Module], torch.optim.Optimizer]]:
     return {
-        "DDCAdam": lambda model: ddc.DDCAdam(model.named_parameters(), group, lr=lr),
-        "DDCMuon": lambda model: ddc.DDCMuon(model.named_parameters(), group, lr=lr),
+        "DDCAdam": lambda model: ddc.DDCAdam(model.named_parameters(), symmetries=group, lr=lr),
+        "DDCMuon": lambda model: ddc.DDCMuon(model.named_parameters(), symmetries=group, lr=lr),
         "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
     }
 

@@ -174,7 +174,7 @@ def main() -> None:
 
     optimizers: dict[str, MakeOptimizer] = {
         "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=options.lr),
-        "DDCAdam": lambda m: ddc.DDCAdam(m.named_parameters(), group, lr=options.lr),
+        "DDCAdam": lambda m: ddc.DDCAdam(m.named_parameters(), symmetries=group, lr=options.lr),
     }
     moved = group.random_element(options.seed, options.size).apply_(deepcopy(model))
     steps = list(itertools.islice(itertools.cycle(training), options.steps))

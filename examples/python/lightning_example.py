@@ -61,7 +61,9 @@ class Classifier(lightning.LightningModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         if self.hparams.plain:
             return torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
-        return ddc.DDCAdam(self.named_parameters(), self.symmetries(), lr=self.hparams.lr)
+        return ddc.DDCAdam(
+            self.named_parameters(), symmetries=self.symmetries(), lr=self.hparams.lr
+        )
 
     def symmetries(self) -> ddc.SymmetryGroup:
         return ddc.lightning.discover(self)

@@ -61,7 +61,7 @@ def main() -> None:
     moved = group.random_element(options.seed).apply_(deepcopy(model))
     optimizers: dict[str, MakeOptimizer] = {
         "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=options.lr),
-        "DDCAdam": lambda m: ddc.DDCAdam(m.named_parameters(), group, lr=options.lr),
+        "DDCAdam": lambda m: ddc.DDCAdam(m.named_parameters(), symmetries=group, lr=options.lr),
     }
     for name, make in optimizers.items():
         first, second = (train(deepcopy(m), make, batches[: options.steps]) for m in (model, moved))

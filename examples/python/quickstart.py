@@ -74,10 +74,10 @@ def main() -> None:
             if name == "AdamW":
                 optimizer = torch.optim.AdamW(copied.parameters(), lr=3e-3)
             elif name == "DDCAdam":
-                optimizer = ddc.DDCAdam(copied.named_parameters(), group, lr=3e-3)
+                optimizer = ddc.DDCAdam(copied.named_parameters(), symmetries=group, lr=3e-3)
             else:
                 optimizer = ddc.DDCMuon(
-                    copied.named_parameters(), group, lr=0.02, adam={"lr": 3e-3}
+                    copied.named_parameters(), lr=0.02, adam={"lr": 3e-3}, symmetries=group
                 )
             ends.append(train(copied, optimizer))
         print(f"  {name:10s} {ends[0]:20.12f} {ends[1]:20.12f}   {abs(ends[0] - ends[1]):10.1e}")

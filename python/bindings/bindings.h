@@ -23,7 +23,9 @@ inline Parameters table_of(NamedTensors tensors) {
   return table;
 }
 
+void bind_gauges(py::module_& module);
 void bind_symmetries(py::module_& module);
 void bind_optimizer(py::module_& module);
+void bind_makers(py::module_& module);
 
 }  // namespace ddc::python

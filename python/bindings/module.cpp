@@ -26,8 +26,10 @@ PYBIND11_MODULE(_C, module) {
   py::register_local_exception_translator(translate);
   module.attr("__version__") = kVersion;
   module.attr("torch_version") = DDC_TORCH_VERSION;
+  bind_gauges(module);
   bind_symmetries(module);
   bind_optimizer(module);
+  bind_makers(module);
 }
 
 }  // namespace ddc::python

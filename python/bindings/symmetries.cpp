@@ -1,6 +1,8 @@
 #include <pybind11/functional.h>
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <tuple>
@@ -37,6 +39,23 @@ SymmetryGroup discover_in(NamedTensors parameters, PythonEvaluate evaluate, uint
                    .progress = std::move(progress)});
 }
 
+/// A group of gauges that somebody wrote down. Nothing of it is verified.
+SymmetryGroup group_of(NamedTensors parameters, const std::vector<Gauge>& gauges) {
+  const auto table = table_of(std::move(parameters));
+  SymmetryGroup group;
+  group.parameters = fingerprint(table);
+  for (const auto& gauge : gauges) {
+    validate(gauge, table);
+    group.findings.push_back({gauge, group_name(gauge, table), dimension(gauge, table),
+                              std::numeric_limits<double>::quiet_NaN(),
+                              std::numeric_limits<double>::quiet_NaN()});
+  }
+  group.joint_residual = std::numeric_limits<double>::quiet_NaN();
+  group.joint_tolerance = std::numeric_limits<double>::quiet_NaN();
+  group.notes.emplace_back("the gauges were given by hand, and not verified");
+  return group;
+}
+
 template <class T>
 std::string text_of(const T& value) {
   std::ostringstream text;
@@ -53,6 +72,7 @@ void bind_symmetries(py::module_& module) {
       .def_readonly("engaged", &Engagement::engaged);
 
   py::class_<Finding>(module, "Finding")
+      .def_readonly("gauge", &Finding::gauge)
       .def_property_readonly("name", [](const Finding& f) { return f.gauge.name; })
       .def_property_readonly("kind", [](const Finding& f) { return f.gauge.kind; })
       .def_property_readonly("action", [](const Finding& f) { return to_string(f.gauge.action); })
@@ -101,6 +121,8 @@ void bind_symmetries(py::module_& module) {
 
   py::class_<SymmetryGroup>(module, "SymmetryGroup")
       .def_static("parse", &SymmetryGroup::parse)
+      .def_static("of", &group_of, py::arg("parameters"), py::arg("gauges"))
+      .def("gauges", &SymmetryGroup::gauges)
       .def_static("load", [](const std::string& path) { return SymmetryGroup::load(path); })
       .def("to_json", &SymmetryGroup::to_json)
       .def("save", &SymmetryGroup::save)
@@ -127,6 +149,31 @@ void bind_symmetries(py::module_& module) {
              group.completeness.reset();
              return group;
            })
+      .def(
+          "with_notes",
+          [](SymmetryGroup group, const std::vector<std::string>& notes) {
+            group.notes.insert(group.notes.end(), notes.begin(), notes.end());
+            return group;
+          },
+          py::arg("notes"))
+      .def(
+          "with_roles",
+          [](SymmetryGroup group, const std::map<std::string, std::string>& roles) {
+            for (auto& entry : group.parameters.entries) {
+              const auto found = roles.find(entry.name);
+              if (found != roles.end()) entry.role = found->second;
+            }
+            return group;
+          },
+          py::arg("roles"))
+      .def_property_readonly("roles",
+                             [](const SymmetryGroup& group) {
+                               std::map<std::string, std::string> roles;
+                               for (const auto& entry : group.parameters.entries) {
+                                 if (!entry.role.empty()) roles[entry.name] = entry.role;
+                               }
+                               return roles;
+                             })
       .def_readonly("findings", &SymmetryGroup::findings)
       .def_readonly("refusals", &SymmetryGroup::refusals)
       .def_readonly("joint_residual", &SymmetryGroup::joint_residual)

@@ -1,42 +1,71 @@
 """Optimizers that respect every symmetry of the network.
 
 >>> group = ddc.discover(model, loss)                      # doctest: +SKIP
->>> optimizer = ddc.DDCAdam(model.named_parameters(), group, lr=1e-3)   # doctest: +SKIP
+>>> optimizer = ddc.DDCAdam(model.named_parameters(), lr=1e-3, symmetries=group)   # doctest: +SKIP
 """
 
 import torch
 
 try:
     from ddc import _C
+
+    if torch.__version__.split("+")[0] != _C.torch_version:
+        raise ImportError(f"it was built with torch {_C.torch_version}")
 except ImportError as error:
     raise ImportError(
-        f"ddc's extension cannot be loaded with torch {torch.__version__}: it is built for one version "
-        f"of torch, see the dependencies of the package ({error})"
+        f"ddc's extension works only with the torch that it was built with, and cannot be used with torch "
+        f"{torch.__version__}: {error}. Build it again with this torch, in the folder of ddc's sources: "
+        "pip install --no-build-isolation --force-reinstall --no-deps ."
     ) from error
 
-if torch.__version__.split("+")[0] != _C.torch_version:
-    raise ImportError(
-        f"ddc was built for torch {_C.torch_version}, but torch {torch.__version__} is installed; "
-        f"run: pip install torch=={_C.torch_version}"
-    )
-
-from ddc import huggingface, lightning
+from ddc import gauges, huggingface, lightning, measure, testing
+from ddc._C import (
+    Completeness,
+    Engagement,
+    Finding,
+    Gauge,
+    GaugeReport,
+    Leg,
+    Reading,
+    Refusal,
+    Report,
+    Verdict,
+)
 from ddc.audit import Audit, audit
 from ddc.discovery import discover
-from ddc.optim import DDCAdam, DDCMuon, Lifted
+from ddc.optim import Lifted, lifted
+from ddc.optimizers import DDCAdam, DDCMuon, DDCSgd, DDCShampoo, DDCSoap, Muon
 from ddc.symmetry import Element, SymmetryGroup
 
 __version__ = _C.__version__
 
 __all__ = [
     "Audit",
+    "Completeness",
     "DDCAdam",
     "DDCMuon",
+    "DDCSgd",
+    "DDCShampoo",
+    "DDCSoap",
     "Element",
+    "Engagement",
+    "Finding",
+    "Gauge",
+    "GaugeReport",
+    "Leg",
     "Lifted",
+    "Muon",
+    "Reading",
+    "Refusal",
+    "Report",
     "SymmetryGroup",
+    "Verdict",
     "audit",
     "discover",
+    "gauges",
     "huggingface",
+    "lifted",
     "lightning",
+    "measure",
+    "testing",
 ]

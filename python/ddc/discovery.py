@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ from ddc import _C
 from ddc._batches import Batches
 from ddc._model import parameters_of, unwrap
 from ddc._precision import Float64
+from ddc.routing import roles_of
 from ddc.symmetry import SymmetryGroup
 
 Loss = Callable[[nn.Module], Tensor]
@@ -135,18 +135,10 @@ def discover(
                     progress=_say if verbose else None,
                 )
             )
-            return with_notes(group, evaluate.notes)
+            roles = roles_of(evaluate.model, evaluate.output_weights())
+            return group.with_notes(evaluate.notes)._with_roles(roles)
 
     return _on_rank_zero(evaluation.take_batches, search)
-
-
-def with_notes(group: SymmetryGroup, notes: Sequence[str]) -> SymmetryGroup:
-    """The group with some more notes."""
-    if not notes:
-        return group
-    fields = json.loads(group.to_json())
-    fields["notes"] = [*fields["notes"], *notes]
-    return SymmetryGroup.from_json(json.dumps(fields))
 
 
 def _say(stage: str) -> None:
@@ -342,6 +334,28 @@ class Evaluation:
     def _one_output(self) -> Tensor | None:
         # Of several calls nobody knows how the loss puts them together: it is looked at alone then.
         return self._outputs[0] if len(self._outputs) == 1 else None
+
+    def output_weights(self) -> list[Tensor]:
+        """Weights of the layers whose output is the model's, as the first batch sees it."""
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def note(module: nn.Module, _inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and isinstance(module.weight, Tensor):
+                seen.append((output, module.weight))
+
+        layers = [m for m in self.model.modules() if getattr(m, "weight", None) is not None]
+        hooks = [layer.register_forward_hook(note) for layer in layers]
+        try:
+            self(0)
+            outputs = list(self._outputs)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return [
+            weight
+            for output, weight in seen
+            if any(output is each or output.data_ptr() == each.data_ptr() for each in outputs)
+        ]
 
     def _restore_buffers(self) -> None:
         with torch.no_grad():

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from ddc import discovery
 from ddc._batches import Named
 from ddc.discovery import Loss
-from ddc.optim import DDCAdam
+from ddc.optim import Lifted
+from ddc.optimizers import DDCAdam
 from ddc.symmetry import SymmetryGroup
 
 Batch = Mapping[str, Tensor]
@@ -96,7 +97,7 @@ def discover(trainer: Any, *, max_batches: int = 8, **options: Any) -> SymmetryG
             module.training = mode
     if not all(mode for _, mode in modes):
         note = "the model was in train mode for discovery, as the Trainer trains it"
-        group = discovery.with_notes(group, [note])
+        group = group.with_notes([note])
     return group
 
 
@@ -146,7 +147,9 @@ def loss_fn(batch: Batch | Sequence[Batch]) -> Loss:
     return loss
 
 
-def optimizer(model: nn.Module, args: Any, group: SymmetryGroup | None, **options: Any) -> DDCAdam:
+def optimizer(
+    model: nn.Module, args: Any, symmetries: SymmetryGroup | None, **options: Any
+) -> DDCAdam:
     """DDCAdam for the Trainer, with the settings that its AdamW would have.
 
     Parameters
@@ -155,7 +158,7 @@ def optimizer(model: nn.Module, args: Any, group: SymmetryGroup | None, **option
         Or any other model that the Trainer takes, one with adapters of `peft` for example.
     args : transformers.TrainingArguments
         Learning rate, betas, epsilon and weight decay are taken from here.
-    group : SymmetryGroup
+    symmetries : SymmetryGroup
         From :func:`ddc.discover`, of this model in the mode in which it will be trained: if it has
         dropout, call ``model.train()`` before discovery, or set dropout to zero.
     **options
@@ -183,7 +186,7 @@ def optimizer(model: nn.Module, args: Any, group: SymmetryGroup | None, **option
     """
     from transformers import Trainer
 
-    if group is not None and len(group) > 0 and args.max_grad_norm:
+    if symmetries is not None and len(symmetries) > 0 and args.max_grad_norm:
         warnings.warn(
             f"gradients are clipped to a norm of {args.max_grad_norm}, which depends on where on "
             "its orbit the model is; set max_grad_norm=0 in TrainingArguments",
@@ -204,17 +207,19 @@ def optimizer(model: nn.Module, args: Any, group: SymmetryGroup | None, **option
         "eps": args.adam_epsilon,
         **options,
     }
-    return DDCAdam([given for given in groups if given["params"]], group, **settings)
+    return DDCAdam(
+        [given for given in groups if given["params"]], symmetries=symmetries, **settings
+    )
 
 
 def optimizer_cls_and_kwargs(
-    args: Any, group: SymmetryGroup | None, **options: Any
+    args: Any, symmetries: SymmetryGroup | None, **options: Any
 ) -> tuple[Callable[[], Callable[..., DDCAdam]], dict[str, Any]]:
     """:func:`optimizer` for when the Trainer makes its model itself (``model_init``).
 
     Parameters
     ----------
-    args, group, **options
+    args, symmetries, **options
         As for :func:`optimizer`.
 
     Returns
@@ -230,4 +235,32 @@ def optimizer_cls_and_kwargs(
     ... )                                                                      # doctest: +SKIP
     """
     # The Trainer calls what it gets here, and what that returns with the model.
-    return lambda: optimizer, {"args": args, "group": group, **options}
+    return lambda: optimizer, {"args": args, "symmetries": symmetries, **options}
+
+
+def log_metrics(trainer: Any) -> None:
+    """Let a Trainer log :meth:`ddc.Lifted.metrics` of its optimizer with everything else it logs.
+
+    The numbers are in ``trainer.state.log_history``, and reach TensorBoard, wandb and the like.
+
+    Examples
+    --------
+    >>> ddc.huggingface.log_metrics(trainer)   # doctest: +SKIP
+    >>> trainer.train()                        # doctest: +SKIP
+    """
+    from transformers import TrainerCallback
+
+    class Metrics(TrainerCallback):
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+        ) -> None:
+            optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+            if logs is None or not isinstance(optimizer, Lifted):
+                return
+            values = optimizer.metrics()
+            logs.update(values)
+            if state.log_history:
+                state.log_history[-1].update(values)
+
+    # In front of the callbacks that report.
+    trainer.callback_handler.callbacks.insert(0, Metrics())

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ddc import discovery
 from ddc._batches import Named, check_dataloader
 from ddc._model import unwrap
+from ddc.optim import Lifted
 from ddc.symmetry import SymmetryGroup
 
 # What torch keeps in every module.
@@ -57,7 +58,7 @@ def discover(
     --------
     >>> def configure_optimizers(self):
     ...     group = ddc.lightning.discover(self)
-    ...     return ddc.DDCAdam(self.named_parameters(), group, lr=1e-3)   # doctest: +SKIP
+    ...     return ddc.DDCAdam(self.named_parameters(), lr=1e-3, symmetries=group)   # doctest: +SKIP
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"module must be a LightningModule, is {type(module).__name__}")
@@ -235,3 +236,30 @@ def _restore(part: nn.Module, attributes: list[tuple[str, Any, Any]]) -> None:
         else:
             value.clear()
             (value.extend if isinstance(value, list) else value.update)(content)
+
+
+def metrics_callback(every: int = 50) -> Any:
+    """Callback that logs :meth:`ddc.Lifted.metrics` of the module's optimizers.
+
+    Parameters
+    ----------
+    every : int
+        Steps between logs.
+
+    Examples
+    --------
+    >>> lightning.Trainer(callbacks=[ddc.lightning.metrics_callback()])   # doctest: +SKIP
+    """
+    import lightning
+
+    class Metrics(lightning.Callback):
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if batch_idx % every:
+                return
+            for optimizer in trainer.optimizers:
+                if isinstance(optimizer, Lifted):
+                    pl_module.log_dict(optimizer.metrics(), on_step=True, on_epoch=False)
+
+    return Metrics()

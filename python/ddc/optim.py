@@ -1,14 +1,17 @@
-"""DDCAdam and DDCMuon as torch.optim optimizers.
+"""Lifted optimizers as torch.optim optimizers.
 
 The step is made in C++ (``ddc._C.Core``). Param groups and state are torch's dictionaries, and they
 are what counts: a core holds nothing that they do not, and is made anew whenever the parameters
-change.
+change. Options, their defaults and their help are declared in C++, once; signatures are made from
+there.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, Self
 
@@ -18,35 +21,88 @@ from torch.optim import Optimizer
 
 from ddc import _C
 from ddc._model import check_whole, plain_name
+from ddc._options import TREATMENT, Declaration, group_betas, split_betas, unknown_option
 from ddc.discovery import BatchLoss, Loss, discover
 from ddc.symmetry import SymmetryGroup
 
 Params = Iterable[Tensor] | Iterable[tuple[str, Tensor]] | Iterable[dict[str, Any]]
 ParamGroups = list[dict[str, Any]]
 StateDict = dict[str, Any]
+Symmetries = SymmetryGroup | Sequence[_C.Gauge]
+
+_NOT_OPTIONS = frozenset(
+    ("params", "param_names", "symmetries", "initial_lr", "differentiable", "foreach", "fused")
+)
 
 
 class Lifted(Optimizer):
-    """What DDCAdam and DDCMuon share: a base rule lifted to respect a symmetry group."""
+    """A base rule lifted to respect symmetries: what all optimizers of this package share.
 
-    _kind: ClassVar[str]
+    Subclasses are made by the package, one for each base rule of the C++ library, and by
+    :func:`ddc.lifted` for a rule of one's own.
+    """
+
+    _rule: ClassVar[str]
+    _declared: ClassVar[list[Declaration]]
+    _python_rule: ClassVar[
+        tuple[Callable[..., Tensor], Callable[[Tensor], dict[str, Tensor]]] | None
+    ]
+    _python_rule = None
 
     def __init__(
-        self, params: Params, group: SymmetryGroup | None, defaults: dict[str, Any]
+        self,
+        params: Params,
+        *args: Any,
+        symmetries: Symmetries | None = None,
+        recipe: str = "default",
+        **options: Any,
     ) -> None:
-        if group is not None and not isinstance(group, SymmetryGroup):
-            raise TypeError(
-                f"group must be a ddc.SymmetryGroup or None, is {type(group).__name__}; "
-                "ddc.discover(model, loss) makes one"
+        given = self._given(args, options)
+        treatment = {name: given.pop(name) for name in TREATMENT if name in given}
+        self._symmetries = _as_group(symmetries, params) if symmetries is not None else None
+        params = self._symmetries[1] if self._symmetries else params
+        self._group = self._symmetries[0] if self._symmetries else None
+        del self._symmetries
+        self._recipe = recipe
+        self._treatment = {name: value for name, value in treatment.items() if value is not None}
+        if self._group is None and self._treatment:
+            raise ValueError(
+                f"{', '.join(self._treatment)}: no symmetries are given that could be treated so"
             )
-        self._group = group
         self._core: _C.Core | None = None
         self._core_key: list[Any] = []
-        _C.check_options(self._kind, self._values(defaults))
+        self._stepped_with: dict[int, dict[str, Any]] = {}
+        defaults = {
+            **{option.name: option.default for option in self._declared},
+            **group_betas(_C.recipe_options(recipe, self._rule)),
+            **given,
+        }
+        self._check_options(defaults)
         self._constructing = True
-        super().__init__(params, {**defaults, "symmetries": _describe(group)})
+        super().__init__(params, {**defaults, "symmetries": None})
         self._constructing = False
         self._refresh()
+        self._note_symmetries()
+        self._core_of().push(self.state, self._parameters(), missing=True)
+
+    @classmethod
+    def _given(cls, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a call by name."""
+        names = [option.name for option in cls._declared if option.positional]
+        if len(args) > len(names):
+            raise TypeError(
+                f"{cls.__name__} takes at most {len(names) + 1} positional arguments "
+                f"(params, {', '.join(names)}), got {len(args) + 1}"
+            )
+        given = dict(zip(names, args, strict=False))
+        known = [option.name for option in cls._declared] + list(TREATMENT)
+        for name, value in options.items():
+            if name in given:
+                raise TypeError(f"{cls.__name__} got the option {name} twice")
+            if name not in known:
+                raise TypeError(unknown_option(cls.__name__, name, known))
+            given[name] = value
+        return given
 
     @classmethod
     def from_model(
@@ -81,22 +137,50 @@ class Lifted(Optimizer):
         )
         if verbose:
             print(group)
-        return cls(model.named_parameters(), group, **options)
+        return cls(model.named_parameters(), symmetries=group, **options)
 
     @property
-    def group(self) -> SymmetryGroup | None:
-        """The symmetry group that steps respect."""
+    def symmetries(self) -> SymmetryGroup | None:
+        """Symmetries that were given. (A recipe may bind fewer: see :meth:`report`.)"""
         return self._group
 
-    def report(self) -> str:
-        """A table of the gauges: coordinates, channels that are degenerate, what the last step
-        corrected."""
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe."""
+        return self._recipe
+
+    def treatment(self, gauge: str) -> dict[str, Any]:
+        """Treatment of one gauge, with the defaults resolved."""
+        return self._refresh().treatment(gauge)
+
+    def report(self) -> _C.Report:
+        """What is bound, and what the last step did: data, and a table when printed.
+
+        ``report().gauges`` has for each gauge its coordinates, channels that are degenerate and what the
+        last step had to correct.
+        """
         return self._refresh().report()
 
-    def gauge_coordinate(self, gauge: str) -> Tensor:
-        """Where on its orbit a gauge is now, per channel, as measured on the weights.
+    def metrics(self, prefix: str = "ddc/") -> dict[str, float]:
+        """Numbers for a logger (TensorBoard, wandb), flat: the report in sums and per kind of gauge."""
+        report = self.report()
+        values = {
+            "gauges": float(len(report.gauges)),
+            "dimension": float(report.dimension),
+            "degenerate_channels": float(report.degenerate_channels),
+            "imbalance": report.largest_imbalance,
+            "frames_recomputed": float(sum(gauge.frames_recomputed for gauge in report.gauges)),
+        }
+        for gauge in report.gauges:
+            key = f"imbalance/{gauge.kind.replace(' ', '_')}"
+            values[key] = max(values.get(key, 0.0), gauge.imbalance)
+        return {prefix + name: value for name, value in values.items()}
 
-        Constant in training, but for channels in a degenerate stratum (NaN). Empty for a rotation.
+    def gauge_coordinate(self, gauge: str) -> Tensor:
+        """Gauge coordinate, per channel, as measured on the weights now.
+
+        It tells where on its orbit a gauge is. Constant in training, but for channels in a degenerate
+        stratum (NaN). Empty for a rotation.
         """
         return self._refresh().gauge_coordinate(gauge)
 
@@ -119,7 +203,12 @@ class Lifted(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         core = self._refresh()
-        core.step(self._options(self.param_groups), self.state, self._parameters())
+        changed = {}
+        for index, values in enumerate(self._options(self.param_groups)):
+            if self._stepped_with.get(index) != values:
+                changed[index] = values
+        core.step(changed, self.state, self._parameters())
+        self._stepped_with.update(changed)
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -131,10 +220,13 @@ class Lifted(Optimizer):
         super().add_param_group(param_group)
         try:
             self._set_missing_options(self.param_groups[-1])
+            self._check_group(self.param_groups[-1])
             if not self._constructing:
                 self._refresh()
+                self._core_of().push(self.state, self._parameters(), missing=True)
         except Exception:
             self.param_groups.pop()
+            self._core = None
             raise
 
     def load_state_dict(self, state_dict: StateDict) -> None:
@@ -148,22 +240,27 @@ class Lifted(Optimizer):
         ----------
         state_dict : dict
             What :meth:`state_dict` returned. That of :class:`torch.optim.AdamW` will do for a
-            DDCAdam without a group.
+            DDCAdam without symmetries.
         """
         loaded: dict[Tensor, dict[str, Any]] = {}
+        core = self._refresh()
 
         # torch would cast state to the type of its parameter. The last hook before it takes the
         # state away, in its own types, and the first one after it puts it in.
         def before(_: Optimizer, given: StateDict) -> StateDict | None:
+            given = self._upgraded(given)
+            self._check_symmetries(given["param_groups"])
             if _sizes(given["param_groups"]) != _sizes(self.param_groups):
                 return None  # torch says what is wrong
             groups = self._with_own_parameters(given["param_groups"])
-            self._check_symmetries(groups)
+            self._check_names(groups)
             loaded.update(self._own_state(given))
-            core = self._make_core(groups)
-            if loaded:
-                core.check(loaded, self._parameters())
-            return {**given, "state": {}}
+            core.check(self._options(groups), loaded, self._parameters())
+            complete = [
+                {**merged, "params": saved["params"]}
+                for merged, saved in zip(groups, given["param_groups"], strict=True)
+            ]
+            return {**given, "param_groups": complete, "state": {}}
 
         def after(_: Optimizer) -> None:
             self.state.update(loaded)
@@ -179,13 +276,19 @@ class Lifted(Optimizer):
                 handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_group": self._group}
+        return {
+            **super().__getstate__(),
+            "_group": self._group,
+            "_recipe": self._recipe,
+            "_treatment": self._treatment,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         # torch adds it for optimizers of its own; here it would become an option of every group.
         del self.defaults["differentiable"]
         self._core = None
+        self._stepped_with = {}
         self._constructing = False
         for group in self.param_groups:
             self._set_missing_options(group)
@@ -194,40 +297,84 @@ class Lifted(Optimizer):
         for option, value in self.defaults.items():
             group.setdefault(option, value)
 
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Refuses options that are misspelled, or that torch's optimizers have and this one has not."""
+        known = [option.name for option in self._declared]
+        for name in group:
+            if name not in known and name not in _NOT_OPTIONS and not name.startswith("_"):
+                near = _C.nearest(name, known)
+                if near:
+                    raise ValueError(
+                        f"param group: {unknown_option(type(self).__name__, name, known)}"
+                    )
+
+    def _check_options(self, group: dict[str, Any]) -> None:
+        if self._python_rule is None:
+            _C.check_options(self._rule, self._values(group))
+
     def _parameters(self) -> list[Tensor]:
         return list(chain.from_iterable(group["params"] for group in self.param_groups))
 
-    def _options(self, groups: ParamGroups) -> list[dict[str, float]]:
+    def _options(self, groups: ParamGroups) -> list[dict[str, Any]]:
         return [self._values(group) for group in groups if group["params"]]
 
-    def _values(self, group: dict[str, Any]) -> dict[str, float]:
+    def _values(self, group: dict[str, Any]) -> dict[str, Any]:
         """The options of a param group as the core takes them."""
-        raise NotImplementedError
+        return {
+            name: _number(name, value)
+            for name, value in split_betas(
+                {option.name: group[option.name] for option in self._declared}
+            ).items()
+        }
+
+    def _core_rule(self) -> Any:
+        return self._rule
 
     def _make_core(self, groups: ParamGroups) -> _C.Core:
         named = _named(groups)
         check_whole(chain.from_iterable(named))
-        if self._group is None:
-            return _C.Core(self._kind, named, self._options(groups), None)
-        if len(self._group) > 0 and not any("param_names" in group for group in groups):
-            raise ValueError(
-                "parameters have no names, by which a group finds them: "
-                "pass model.named_parameters() instead of model.parameters()"
-            )
-        self._check_gauges(dict(chain.from_iterable(named)))
-        return _C.Core(self._kind, named, self._options(groups), self._group._core)
+        gauges: list[_C.Gauge] = []
+        if self._group is not None:
+            gauges = self._group._core.gauges()
+            if gauges and not any("param_names" in group for group in groups):
+                raise ValueError(
+                    "parameters have no names, by which symmetries find them: "
+                    "pass model.named_parameters() instead of model.parameters()"
+                )
+            self._check_gauges(dict(chain.from_iterable(named)))
+        return _C.Core(
+            self._core_rule(), named, self._options(groups), gauges, self._recipe, self._treatment
+        )
+
+    def _core_of(self) -> _C.Core:
+        assert self._core is not None
+        return self._core
 
     def _refresh(self) -> _C.Core:
         """The core for the parameters that are in the param groups now."""
-        key = [(id(p), p.shape, p.dtype, p.device) for p in self._parameters()]
+        key = [
+            (index, name, id(p), p.shape, p.dtype, p.device)
+            for index, group in enumerate(_named(self.param_groups))
+            for name, p in group
+        ]
         if self._core is None or key != self._core_key:
             self._core = self._make_core(self.param_groups)
             self._core_key = key
+            self._stepped_with = dict(enumerate(self._options(self.param_groups)))
             # Parameters may have another type now, or be elsewhere.
-            for parameter in self._parameters():
-                for field, value in self.state.get(parameter, {}).items():
-                    self.state[parameter][field] = _own_value(field, value, parameter)
+            parameters = self._parameters()
+            for index, field, dtype, device in self._core.slots():
+                entry = self.state.get(parameters[index], {})
+                if isinstance(entry.get(field), Tensor):
+                    entry[field] = entry[field].detach().to(device, dtype)
         return self._core
+
+    def _note_symmetries(self) -> None:
+        """Writes into the param groups which symmetries they are trained with, for checkpoints."""
+        text = _describe(self._core_of(), self._group)
+        self.defaults["symmetries"] = text
+        for group in self.param_groups:
+            group["symmetries"] = text
 
     def _check_gauges(self, present: dict[str, Tensor]) -> None:
         """Gauges find their tensors by name and shape, or the optimizer is not made."""
@@ -252,24 +399,29 @@ class Lifted(Optimizer):
         """The param groups of a state dict as they will be once loaded."""
         groups = []
         for own, given in zip(self.param_groups, saved, strict=True):
-            merged = {"symmetries": None, **given, "params": own["params"]}
+            kept = {option.name: own[option.name] for option in self._declared}
+            merged = {**kept, "symmetries": None, **given, "params": own["params"]}
             if "param_names" in own:
                 merged.setdefault("param_names", own["param_names"])
-            self._set_missing_options(merged)
+            merged.pop("adam_lr_at", None)  # of ddc 0.1
             groups.append(merged)
         return groups
 
     def _check_symmetries(self, groups: ParamGroups) -> None:
         own = self.defaults["symmetries"]
         for index, group in enumerate(groups):
-            if group["symmetries"] != own:
+            text = group.get("symmetries")
+            if text != own:
                 raise ValueError(
-                    f"state dict: param group {index} was trained with the symmetries "
-                    f"{group['symmetries']}, the optimizer has {own}"
+                    f"state dict: param group {index} was trained with the symmetries {text}, "
+                    f"the optimizer has {own}"
                 )
-        if own is None:
+
+    def _check_names(self, groups: ParamGroups) -> None:
+        named = _named(groups)
+        if self.defaults["symmetries"] is None:
             return
-        for saved, present in zip(_named(groups), _named(self.param_groups), strict=True):
+        for saved, present in zip(named, _named(self.param_groups), strict=True):
             for (name, _), (own_name, _) in zip(saved, present, strict=True):
                 if name != own_name:
                     raise ValueError(
@@ -283,14 +435,158 @@ class Lifted(Optimizer):
         for number in given["state"]:
             if number not in saved:
                 raise ValueError(f"state dict: state of {number!r}, which is in no param group")
-        return {
-            parameter: {
-                key: _own_value(key, value, parameter, copy=True)
-                for key, value in given["state"][number].items()
-            }
-            for number, parameter in zip(saved, self._parameters(), strict=True)
-            if given["state"].get(number)
+        parameters = self._parameters()
+        kinds = {
+            (index, field): (dtype, device)
+            for index, field, dtype, device in self._core_of().slots()
         }
+        result = {}
+        for index, (number, parameter) in enumerate(zip(saved, parameters, strict=True)):
+            if not given["state"].get(number):
+                continue
+            result[parameter] = {
+                field: _own_value(field, value, kinds.get((index, field)))
+                for field, value in given["state"][number].items()
+            }
+        return result
+
+    def _upgraded(self, given: StateDict) -> StateDict:
+        """A state dict of ddc 0.1 as this version writes it; others as they are."""
+        legacy = [group.get("symmetries") for group in given["param_groups"]]
+        if not any(isinstance(text, str) and _LEGACY.fullmatch(text) for text in legacy):
+            return given
+        if self._group is None or any(text != _legacy_digest(self._group) for text in legacy):
+            return given  # of another group: refused like any other
+        if self._recipe != "default" or self._treatment:
+            raise ValueError(
+                "state dict: it was written by ddc 0.1, which knew the default treatment only; load it "
+                "into an optimizer without recipe and treatment"
+            )
+        own = self.defaults["symmetries"]
+        groups = [{**group, "symmetries": own} for group in given["param_groups"]]
+        state = {
+            number: {
+                field: value
+                for field, value in fields.items()
+                if not (field.endswith(".vertical.step") and int(value) == 0)
+            }
+            for number, fields in given["state"].items()
+        }
+        return {**given, "param_groups": groups, "state": state}
+
+
+def lifted(
+    rule: Callable[..., Tensor],
+    *,
+    init: Callable[[Tensor], dict[str, Tensor]],
+    name: str | None = None,
+    **defaults: Any,
+) -> type[Lifted]:
+    """Make an optimizer class of a base rule that is a Python function.
+
+    The rule sees coordinates that no symmetry changes, so the optimizer respects every gauge, whatever
+    the rule does. Decay, param groups, checks, checkpoints and reports come with it.
+
+    Parameters
+    ----------
+    rule : callable
+        ``rule(gradient, state, step, **options)`` returns the displacement, without decay. It updates
+        the tensors of the dictionary `state` in place and leaves `gradient` alone. `step` counts from 1.
+        It is given those of the options that it has parameters for.
+    init : callable
+        ``init(parameter)`` returns the tensors of the state by name, for a tensor of the parameter's
+        shape in the type to compute in.
+    name : str, optional
+        Of the class; the rule's by default.
+    **defaults
+        Options and their defaults. ``lr`` is a must; ``weight_decay`` (decoupled, 0) and ``maximize``
+        (False) are there in any case.
+
+    Returns
+    -------
+    type
+        A subclass of :class:`Lifted`.
+
+    Examples
+    --------
+    >>> def lion(gradient, state, step, lr, betas):
+    ...     update = state["exp_avg"].lerp(gradient, 1 - betas[0]).sign_()
+    ...     state["exp_avg"].lerp_(gradient, 1 - betas[1])
+    ...     return update.mul_(-lr)
+    >>> Lion = ddc.lifted(
+    ...     lion, init=lambda p: {"exp_avg": torch.zeros_like(p)}, lr=1e-4, betas=(0.9, 0.99))
+    >>> optimizer = Lion(torch.nn.Linear(4, 3).parameters(), lr=1e-3)
+    """
+    if "lr" not in defaults:
+        raise ValueError("lifted: a rule needs the option lr with its default")
+    title = name or rule.__name__
+    options = {**defaults, **{"weight_decay": 0.0, "maximize": False, **defaults}}
+    parameters = inspect.signature(rule).parameters
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    wanted = [option for option in options if takes_all or option in parameters]
+    missing = [
+        p.name
+        for p in list(parameters.values())[3:]
+        if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in options
+    ]
+    if missing:
+        raise ValueError(f"lifted: {title} has no default for its option {missing[0]}")
+
+    class OwnRule(Lifted):
+        _rule = title
+        _declared: ClassVar = [Declaration.own(option, value) for option, value in options.items()]
+        _python_rule: ClassVar = (rule, init)
+
+        def _core_rule(self) -> Any:
+            def step(gradient: Tensor, state: dict[str, Tensor], number: int, group: int) -> Tensor:
+                values = [g for g in self.param_groups if g["params"]][group]
+                return rule(
+                    gradient, state, number, **{option: values[option] for option in wanted}
+                )
+
+            return (title, step, init)
+
+        def _values(self, group: dict[str, Any]) -> dict[str, Any]:
+            return {
+                option: _number(option, group[option])
+                for option in ("lr", "weight_decay", "maximize")
+            }
+
+        def _options(self, groups: ParamGroups) -> list[dict[str, Any]]:
+            return [
+                {**values, "group": index} for index, values in enumerate(super()._options(groups))
+            ]
+
+    OwnRule.__name__ = OwnRule.__qualname__ = title
+    OwnRule.__module__ = rule.__module__
+    OwnRule.__doc__ = rule.__doc__ or f"{title} that respects the symmetries of the network."
+    return OwnRule
+
+
+def _as_group(symmetries: Symmetries, params: Params) -> tuple[SymmetryGroup, Params]:
+    """The symmetries as a group, and the parameters, which may be an iterator."""
+    if isinstance(symmetries, SymmetryGroup):
+        return symmetries, params
+    if isinstance(symmetries, Sequence) and all(isinstance(g, _C.Gauge) for g in symmetries):
+        kept = list(params)
+        named: list[tuple[str, Tensor]] = []
+        for entry in kept:
+            inside = entry["params"] if isinstance(entry, dict) else [entry]
+            named += [each for each in inside if isinstance(each, tuple)]
+        return SymmetryGroup.of([(plain_name(n), p) for n, p in named], symmetries), kept  # type: ignore[return-value]
+    raise TypeError(
+        f"symmetries must be a ddc.SymmetryGroup, a list of gauges or None, is "
+        f"{type(symmetries).__name__}; ddc.discover(model, loss) makes a group"
+    )
+
+
+def _number(option: str, value: Any) -> Any:
+    """A tensor as the number that it holds: schedules change those of learning rates in place."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(f"Tensor {option} must be 1-element, has shape {tuple(value.shape)}")
+        return value.item()
+    return value
 
 
 def _sizes(groups: ParamGroups) -> list[int]:
@@ -312,214 +608,44 @@ def _named(groups: ParamGroups) -> list[list[tuple[str, Tensor]]]:
     return result
 
 
-def _own_value(key: str, value: Any, parameter: Tensor, copy: bool = False) -> Any:
-    """A value of the state in the type and the place that the core wants it in."""
-    if key == "step":
+def _own_value(field: str, value: Any, kind: tuple[torch.dtype, torch.device] | None) -> Any:
+    """A value of the state in the type and the place that the core wants it in, in its own memory."""
+    if field == "step":
         # A float tensor in torch's optimizers, a number in old ones.
         if not isinstance(value, (int, float, Tensor)):
             raise TypeError(f"state dict: step of a parameter must be a number, is {value!r}")
-        known = isinstance(value, Tensor) and value.dtype == torch.int64 and not copy
-        return value if known else torch.tensor(int(value), device="cpu")
+        return torch.tensor(int(value), device="cpu")
     if not isinstance(value, Tensor):
         return value
-    if key.startswith(("gauge.", "radial.")):
-        return value.detach().to("cpu", copy=copy)
-    # Moments are never narrower than float32, whatever the parameter is.
-    dtype = torch.float64 if parameter.dtype == torch.float64 else torch.float32
-    return value.detach().to(parameter.device, dtype, copy=copy)
+    if kind is None:
+        return value.detach().clone()
+    dtype, device = kind
+    # What counts or is true or false is not for casting; it is refused if it is something else.
+    if not (dtype.is_floating_point and value.is_floating_point()):
+        dtype = value.dtype
+    return value.detach().to(device, dtype, copy=True)
 
 
-def _describe(group: SymmetryGroup | None) -> str | None:
-    """A line that tells groups apart, for checkpoints and for printing."""
-    if group is None or len(group) == 0:
+def _describe(core: _C.Core, group: SymmetryGroup | None) -> str | None:
+    """A line that tells symmetries and their treatment apart, for checkpoints and for printing."""
+    gauges = core.gauges()
+    if group is None or not gauges:
         return None
+    digest = hashlib.sha256(core.symmetries().encode()).hexdigest()[:16]
+    dimension = core.report().dimension
+    return f"{len(gauges)} gauges of dimension {dimension}; {digest}"
+
+
+# What ddc 0.1 wrote into param groups.
+_LEGACY = re.compile(r"\d+ gauges of dimension \d+, [0-9a-f]{12}")
+
+
+def _legacy_digest(group: SymmetryGroup) -> str:
     what = repr([(g.name, g.action, g.legs, g.channels, g.block) for g in group.gauges])
     digest = hashlib.sha256(what.encode()).hexdigest()[:12]
     return f"{len(group)} gauges of dimension {group.dimension}, {digest}"
 
 
-class DDCAdam(Lifted):
-    r"""AdamW that respects the symmetries of the network.
-
-    Two copies of a model that compute the same function, written down differently, stay the same
-    function in training; plain AdamW takes them apart. Without a group it is
-    :class:`torch.optim.AdamW`.
-
-    Parameters
-    ----------
-    params : iterable
-        ``model.named_parameters()``, or dicts of them that define param groups. Names are what a
-        group finds its parameters by; without a group ``model.parameters()`` will do.
-    group : SymmetryGroup, optional
-        From :func:`ddc.discover`.
-    lr : float or Tensor, default 1e-3
-    betas : tuple of float, default (0.9, 0.999)
-    eps : float, default 1e-8
-    weight_decay : float, default 1e-2
-        Decoupled, as AdamW's.
-    maximize : bool, default False
-
-    Examples
-    --------
-    >>> group = ddc.discover(model, loss)                                   # doctest: +SKIP
-    >>> optimizer = ddc.DDCAdam(model.named_parameters(), group, lr=1e-3)   # doctest: +SKIP
-    """
-
-    _kind = "adam"
-
-    def __init__(
-        self,
-        params: Params,
-        group: SymmetryGroup | None = None,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        *,
-        maximize: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-        }
-        super().__init__(params, group, defaults)
-
-    def _values(self, group: dict[str, Any]) -> dict[str, float]:
-        beta1, beta2 = _pair("betas", group["betas"])
-        return {
-            "lr": _number("lr", group["lr"]),
-            "beta1": beta1,
-            "beta2": beta2,
-            "eps": _number("eps", group["eps"]),
-            "weight_decay": _number("weight_decay", group["weight_decay"]),
-            "maximize": float(group["maximize"]),
-        }
-
-
-class DDCMuon(Lifted):
-    r"""Muon that respects the symmetries of the network.
-
-    Matrices are stepped by the polar factor of their momentum, taken in coordinates that no
-    symmetry changes (per head of attention projections); vectors, and groups with
-    ``use_adam=True`` (embeddings and the unembedding usually), by DDCAdam.
-
-    Parameters
-    ----------
-    params : iterable
-        ``model.named_parameters()``, or dicts of them that define param groups.
-    group : SymmetryGroup, optional
-        From :func:`ddc.discover`.
-    lr : float or Tensor, default 0.02
-        Of matrices. A schedule of it scales Adam's learning rate alike.
-    momentum : float, default 0.95
-    nesterov : bool, default True
-    weight_decay : float, default 0.1
-    adam : dict, optional
-        Options of what Adam steps: ``lr``, ``betas``, ``eps``, ``weight_decay``.
-    use_adam : bool, default False
-        Step matrices by Adam too; for param groups.
-    method : {"exact", "fast", "sharpen", "newton_schulz"}
-        How the polar factor is computed.
-    scale : {"original", "match_rms_adamw", "frobenius"}
-        What the polar factor is multiplied by.
-    maximize : bool, default False
-
-    Examples
-    --------
-    >>> tables = [n for n, _ in model.named_parameters() if "embed" in n]   # doctest: +SKIP
-    >>> named = dict(model.named_parameters())                               # doctest: +SKIP
-    >>> optimizer = ddc.DDCMuon(
-    ...     [{"params": [(n, p) for n, p in named.items() if n not in tables]},
-    ...      {"params": [(n, named[n]) for n in tables], "use_adam": True}],
-    ...     group, lr=0.02, adam=dict(lr=1e-3))                              # doctest: +SKIP
-    """
-
-    _kind = "muon"
-
-    def __init__(
-        self,
-        params: Params,
-        group: SymmetryGroup | None = None,
-        lr: float | Tensor = 0.02,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        weight_decay: float = 0.1,
-        adam: dict[str, Any] | None = None,
-        *,
-        use_adam: bool = False,
-        method: str = "exact",
-        scale: str = "original",
-        maximize: bool = False,
-    ) -> None:
-        known = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 1e-2}
-        for option in adam or {}:
-            if option not in known:
-                raise ValueError(f"adam has no option '{option}'; it has {', '.join(known)}")
-        defaults: dict[str, Any] = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "use_adam": use_adam,
-            "method": method,
-            "scale": scale,
-            "maximize": maximize,
-        }
-        for option, value in {**known, **(adam or {})}.items():
-            defaults[f"adam_{option}"] = value
-        super().__init__(params, group, defaults)
-
-    def _set_missing_options(self, group: dict[str, Any]) -> None:
-        super()._set_missing_options(group)
-        # The learning rate that adam_lr stands beside: schedules change `lr` alone, and leave what
-        # it was in `initial_lr`.
-        group.setdefault("adam_lr_at", _number("lr", group.get("initial_lr", group["lr"])))
-
-    def _values(self, group: dict[str, Any]) -> dict[str, float]:
-        lr = _number("lr", group["lr"])
-        at = group.get("adam_lr_at", lr)
-        beta1, beta2 = _pair("adam_betas", group["adam_betas"])
-        return {
-            "lr": lr,
-            "momentum": _number("momentum", group["momentum"]),
-            "nesterov": float(group["nesterov"]),
-            "weight_decay": _number("weight_decay", group["weight_decay"]),
-            "method": _index("method", group["method"], _METHODS),
-            "scale": _index("scale", group["scale"], _SCALES),
-            "maximize": float(group["maximize"]),
-            "use_adam": float(group["use_adam"]),
-            "adam_lr": _number("adam_lr", group["adam_lr"]) * (lr / at if at > 0 else 1),
-            "adam_beta1": beta1,
-            "adam_beta2": beta2,
-            "adam_eps": _number("adam_eps", group["adam_eps"]),
-            "adam_weight_decay": _number("adam_weight_decay", group["adam_weight_decay"]),
-        }
-
-
-# In the order of the C++ enumerations.
-_METHODS = ("exact", "fast", "sharpen", "newton_schulz")
-_SCALES = ("original", "match_rms_adamw", "frobenius")
-
-
-def _number(option: str, value: Any) -> float:
-    if isinstance(value, Tensor) and value.numel() != 1:
-        raise ValueError(f"Tensor {option} must be 1-element, has shape {tuple(value.shape)}")
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"option {option} must be a number, got {value!r}") from None
-
-
-def _pair(option: str, value: Any) -> tuple[float, float]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise ValueError(f"option {option} must be a pair of numbers, got {value!r}")
-    return _number(option, value[0]), _number(option, value[1])
-
-
-def _index(option: str, value: str, names: tuple[str, ...]) -> float:
-    if value not in names:
-        raise ValueError(f"option {option} must be one of {', '.join(names)}, got {value!r}")
-    return float(names.index(value))
+def declared_rules() -> Mapping[str, dict[str, Any]]:
+    """Base rules of the library by name: ``name``, ``help``, ``options``."""
+    return {rule["name"]: rule for rule in _C.rules()}

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ddc import _C
+from ddc._C import Completeness, Finding, Gauge, Refusal, Verdict
 from ddc._model import parameters_of
 
 
@@ -68,11 +69,11 @@ class SymmetryGroup:
         self._core = core
 
     @property
-    def gauges(self) -> list[_C.Finding]:
+    def gauges(self) -> list[Finding]:
         return self._core.findings
 
     @property
-    def refusals(self) -> list[_C.Refusal]:
+    def refusals(self) -> list[Refusal]:
         return self._core.refusals
 
     @property
@@ -80,7 +81,7 @@ class SymmetryGroup:
         return self._core.dimension
 
     @property
-    def completeness(self) -> _C.Completeness | None:
+    def completeness(self) -> Completeness | None:
         return self._core.completeness
 
     @property
@@ -96,6 +97,35 @@ class SymmetryGroup:
     def tolerance(self) -> float:
         """What `residual` would have had to exceed to be refused."""
         return self._core.joint_tolerance
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """What parameters are in the network, as far as discovery saw: embeddings, output layers."""
+        return self._core.roles
+
+    @staticmethod
+    def of(
+        model: nn.Module | Sequence[tuple[str, Tensor]], gauges: Sequence[Gauge]
+    ) -> SymmetryGroup:
+        """Make a group of gauges that were wired by hand.
+
+        Nothing of it is verified: :meth:`verify` does, and :func:`ddc.testing.gauge_invariants`.
+
+        Parameters
+        ----------
+        model : Module, or sequence of named tensors
+        gauges : sequence of Gauge
+            From :mod:`ddc.gauges`, or made leg by leg.
+        """
+        parameters = parameters_of(model) if isinstance(model, nn.Module) else model
+        return SymmetryGroup(_C.SymmetryGroup.of(parameters, gauges))
+
+    def with_notes(self, notes: Sequence[str]) -> SymmetryGroup:
+        """The group with some more notes."""
+        return SymmetryGroup(self._core.with_notes(notes))
+
+    def _with_roles(self, roles: dict[str, str]) -> SymmetryGroup:
+        return SymmetryGroup(self._core.with_roles(roles))
 
     def random_element(self, seed: int, size: float = 1.0) -> Element:
         """An element of the group, drawn at random.
@@ -114,7 +144,7 @@ class SymmetryGroup:
         """The group of those gauges alone whose name or kind matches a pattern."""
         return self._keep(lambda gauge: _matches(gauge, patterns))
 
-    def _keep(self, wanted: Callable[[_C.Finding], bool]) -> SymmetryGroup:
+    def _keep(self, wanted: Callable[[Finding], bool]) -> SymmetryGroup:
         return SymmetryGroup(self._core.keep([g.name for g in self.gauges if wanted(g)]))
 
     def verify(
@@ -126,7 +156,7 @@ class SymmetryGroup:
         dataloader: Iterable[Any] | None = None,
         batches: Sequence[Any] | None = None,
         max_batches: int = 8,
-    ) -> _C.Verdict:
+    ) -> Verdict:
         """Try all gauges at once on a model: random elements must not change the loss.
 
         For a group that was loaded: whether it still is a symmetry of this model. All arguments are
@@ -179,7 +209,7 @@ class SymmetryGroup:
         return f"<SymmetryGroup: {len(self)} gauges, dimension {self.dimension}>"
 
 
-def _matches(gauge: _C.Finding, patterns: tuple[str, ...]) -> bool:
+def _matches(gauge: Finding, patterns: tuple[str, ...]) -> bool:
     return any(
         fnmatch.fnmatchcase(text, pattern)
         for pattern in patterns

@@ -35,6 +35,15 @@ def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, (inputs[:, :4] * 3).sin().argmax(-1)
 
 
+def vit_group() -> str:
+    """The symmetries of a vision transformer, whose class token is one row of a table (axis -1)."""
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "python"))
+    import families
+
+    family = next(f for f in families.FAMILIES if f.make is families.hf_vit)
+    return ddc.discover(families.build(family), family.loss).to_json()
+
+
 def main(folder: Path) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     rank = int(os.environ.get("RANK", "0"))
@@ -55,7 +64,7 @@ def main(folder: Path) -> None:
         return nn.functional.cross_entropy(model(inputs), targets)
 
     group = ddc.discover(model, discovery_loss)
-    optimizer = ddc.DDCAdam(model.named_parameters(), group, lr=1e-2)
+    optimizer = ddc.DDCAdam(model.named_parameters(), symmetries=group, lr=1e-2)
     share = BATCH // ranks
     for step in range(STEPS):
         inputs, targets = batch(step)
@@ -64,7 +73,12 @@ def main(folder: Path) -> None:
         nn.functional.cross_entropy(model(inputs[mine]), targets[mine]).backward()
         optimizer.step()
     weights = getattr(model, "module", model).state_dict()
-    found = {"weights": weights, "calls": calls, "group": group.to_json()}
+    found = {
+        "weights": weights,
+        "calls": calls,
+        "group": group.to_json(),
+        "vit": vit_group(),
+    }
     torch.save(found, folder / f"rank{rank}of{ranks}.pt")
     if ranks > 1:
         dist.destroy_process_group()

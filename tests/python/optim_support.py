@@ -73,7 +73,7 @@ class Case:
         params = model_or_params
         if isinstance(params, nn.Module):
             params = params.named_parameters()
-        return self.kind(params, self.group, **options)
+        return self.kind(params, symmetries=self.group, **options)
 
 
 CASES = [Case(kind, grouped) for kind in (ddc.DDCAdam, ddc.DDCMuon) for grouped in (False, True)]

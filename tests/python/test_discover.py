@@ -232,8 +232,8 @@ def test_names_are_those_of_the_model_nobody_wrapped(group):
     assert kinds(ddc.discover(compiled, loss)) == KINDS
     assert ddc.discover(nn.DataParallel(mlp()), loss).gauges[0].legs == group.gauges[0].legs
     group.random_element(0).apply_(compiled)
-    ddc.DDCAdam(compiled.named_parameters(), group)
-    ddc.DDCAdam(nn.DataParallel(mlp()).named_parameters(), group)
+    ddc.DDCAdam(compiled.named_parameters(), symmetries=group)
+    ddc.DDCAdam(nn.DataParallel(mlp()).named_parameters(), symmetries=group)
 
 
 def test_works_in_a_thread():
@@ -253,7 +253,7 @@ def test_float32_models_are_judged_at_their_precision():
 def test_from_model_prints_only_if_asked(capsys):
     optimizer = ddc.DDCAdam.from_model(mlp(), loss, lr=1e-2)
     assert optimizer.param_groups[0]["lr"] == 1e-2
-    assert kinds(optimizer.group) == KINDS
+    assert kinds(optimizer.symmetries) == KINDS
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err == ""
     ddc.DDCMuon.from_model(mlp(), loss, verbose=True)
@@ -281,7 +281,7 @@ def test_what_acts_through_a_gain_that_is_as_good_as_zero_is_left_out(dead):
     # A channel that is zero is degenerate, and will be bound when it is not.
     scale = next(gauge for gauge in group.gauges if gauge.kind == "norm scale")
     assert scale.channels == (6 if dead == 0 else 5)
-    ddc.DDCAdam(model.named_parameters(), group)
+    ddc.DDCAdam(model.named_parameters(), symmetries=group)
     moved = group.random_element(0).apply_(copy.deepcopy(model))
     assert max(parameter.abs().max() for parameter in moved.parameters()) < 1e3
     inputs = torch.randn(7, 3, dtype=torch.float64)

@@ -234,13 +234,15 @@ def test_the_other_functions_take_the_same_arguments(capsys):
     loader = DataLoader(samples(64), batch_size=16)
     optimizer = ddc.DDCAdam.from_model(mlp(), loss, dataloader=loader, max_batches=2, lr=0.5)
     assert optimizer.param_groups[0]["lr"] == 0.5
-    assert optimizer.group.notes[0].startswith("the loss was evaluated on 2 batches of 16 samples")
+    assert optimizer.symmetries.notes[0].startswith(
+        "the loss was evaluated on 2 batches of 16 samples"
+    )
     audit = ddc.audit(mlp(), loss, batches=pairs(3), steps=2)
     assert "the loss was evaluated on 3 batches of 16 samples" in str(audit)
     assert audit.group.completeness.explained == 11
-    assert optimizer.group.verify(mlp(), loss, dataloader=loader).passed
+    assert optimizer.symmetries.verify(mlp(), loss, dataloader=loader).passed
     wrong = nn.Sequential(mlp()[0], nn.GELU(), mlp()[2])
-    assert not optimizer.group.verify(wrong, loss, batches=pairs(3)).passed
+    assert not optimizer.symmetries.verify(wrong, loss, batches=pairs(3)).passed
     assert capsys.readouterr().err == ""
 
 
@@ -548,7 +550,7 @@ def test_the_optimizer_can_be_handed_to_the_trainer_afterwards(tmp_path):
     trainer.optimizer = ddc.huggingface.optimizer(trainer.model, trainer.args, group)
     trainer.train()
     assert isinstance(trainer.optimizer.optimizer, ddc.DDCAdam)
-    assert trainer.optimizer.optimizer.group == group
+    assert trainer.optimizer.optimizer.symmetries == group
 
 
 def squares(outputs, labels, num_items_in_batch=None):
@@ -692,7 +694,7 @@ def test_a_module_may_discover_where_it_configures_its_optimizer(
     class Discovering(Module):
         def configure_optimizers(self):
             self.group = ddc.lightning.discover(self)
-            return ddc.DDCAdam(self.named_parameters(), self.group, lr=1e-2)
+            return ddc.DDCAdam(self.named_parameters(), symmetries=self.group, lr=1e-2)
 
     class WithData(Discovering):
         def train_dataloader(self):

@@ -1,5 +1,6 @@
 """Two processes of torchrun (gloo) train as one with the joined batch."""
 
+import json
 import os
 import subprocess
 import sys
@@ -30,6 +31,9 @@ def test_two_ranks_train_as_one_process(tmp_path):
     assert first["calls"] > 0
     assert second["calls"] == 0
     assert first["group"] == second["group"] == alone["group"]
+    assert first["vit"] == second["vit"] == alone["vit"]
+    legs = [leg for f in json.loads(first["vit"])["findings"] for leg in f["gauge"]["legs"]]
+    assert any(leg["axis"] == -1 for leg in legs)
     for name, expected in alone["weights"].items():
         torch.testing.assert_close(first["weights"][name], expected, rtol=1e-5, atol=1e-6)
         assert torch.equal(first["weights"][name], second["weights"][name]), name

@@ -1,6 +1,8 @@
 """Model families as they are shipped: their symmetries, and training that is blind to them."""
 
+import copy
 import pathlib
+import pickle
 import sys
 from dataclasses import replace
 
@@ -62,3 +64,28 @@ def test_whoever_asks_for_float32_gets_float64() -> None:
         assert torch.equal(answer, third)
     assert torch.equal(probabilities, third.softmax(-1))
     assert third.float().dtype == torch.float32
+
+
+@pytest.mark.parametrize("make", [families.hf_vit, families.timm_vit], ids=["transformers", "timm"])
+def test_a_group_of_a_vision_transformer_survives_files_and_copies(make, tmp_path) -> None:
+    family = next(family for family in families.FAMILIES if family.make is make)
+    model = families.build(family)
+    group = ddc.discover(model, family.loss)
+    # The class token, or a bias, is one row of a table: an axis in front of all others.
+    assert any(axis == -1 for gauge in group.gauges for _, axis, _ in gauge.legs)
+
+    group.save(tmp_path / "group.json")
+    assert ddc.SymmetryGroup.load(tmp_path / "group.json", model) == group
+    assert pickle.loads(pickle.dumps(group)) == group
+    assert copy.deepcopy(group) == group
+    optimizer = ddc.DDCAdam(model.named_parameters(), symmetries=group)
+    family.loss(model).backward()
+    optimizer.step()
+    twin_model, twin = copy.deepcopy((model, optimizer))
+    for each, stepped in ((model, optimizer), (twin_model, twin)):
+        each.zero_grad()
+        torch.manual_seed(0)
+        family.loss(each).backward()
+        stepped.step()
+    for ours, theirs in zip(model.parameters(), twin_model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)

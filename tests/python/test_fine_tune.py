@@ -65,7 +65,7 @@ def test_both_copies_fine_tune_alike_under_ddc_adam_only(model, moved, group, ba
     def both(make):
         return [train(deepcopy(copy), make, batches[:12]) for copy in (model, moved)]
 
-    ours = both(lambda m: ddc.DDCAdam(m.named_parameters(), group, lr=LR))
+    ours = both(lambda m: ddc.DDCAdam(m.named_parameters(), symmetries=group, lr=LR))
     assert gap(*ours) < 1e-9
     assert gap(*both(lambda m: torch.optim.AdamW(m.parameters(), lr=LR))) > 1e-3
 

@@ -216,7 +216,7 @@ def test_the_trainer_may_make_model_and_optimizer_itself(tmp_path, group):
     )
     run.train()
     assert isinstance(run.optimizer.optimizer, ddc.DDCAdam)
-    assert run.optimizer.optimizer.group == group
+    assert run.optimizer.optimizer.symmetries == group
     assert {g["eps"] for g in run.optimizer.param_groups} == {1e-6}
     expected = tiny()
     other = trainer(expected, tmp_path / "other", group)
@@ -224,3 +224,21 @@ def test_the_trainer_may_make_model_and_optimizer_itself(tmp_path, group):
         param_group["eps"] = 1e-6
     other.train()
     assert distance(run.model, expected) == 0
+
+
+def test_a_trainer_logs_the_metrics_of_its_optimizer(tmp_path, group):
+    run = trainer(tiny(), tmp_path, group, max_steps=3)
+    seen = []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            seen.append(dict(logs))
+
+    run.add_callback(Reporter())
+    ddc.huggingface.log_metrics(run)
+    run.train()
+    logged = [entry for entry in run.state.log_history if "loss" in entry]
+    assert len(logged) == 3
+    for entry in logged + seen[:3]:
+        assert entry["ddc/gauges"] == len(group)
+        assert entry["ddc/imbalance"] > 0

@@ -49,3 +49,11 @@ def test_a_fit_goes_on_from_its_checkpoint(tmp_path):
     trainer(epochs=2).fit(resumed, ckpt_path=tmp_path / "one.ckpt")
     assert len(resumed.losses) == 16
     assert resumed.losses == whole.losses[16:]
+
+
+def test_a_callback_logs_the_metrics_of_the_optimizer(group):
+    fit = trainer(epochs=1)
+    fit.callbacks.append(ddc.lightning.metrics_callback(every=1))
+    fit.fit(network())
+    assert fit.logged_metrics["ddc/gauges"] == len(group)
+    assert fit.logged_metrics["ddc/imbalance"] > 0

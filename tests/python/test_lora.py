@@ -58,5 +58,5 @@ def test_two_factorings_of_one_adapter_train_alike(group, batches, zero):
         return (train(deepcopy(copy), make, batches[:15]) for copy in (model, moved))
 
     lr = 1e-2
-    assert gap(*both(lambda m: ddc.DDCAdam(m.named_parameters(), group, lr=lr))) < 1e-9
+    assert gap(*both(lambda m: ddc.DDCAdam(m.named_parameters(), symmetries=group, lr=lr))) < 1e-9
     assert gap(*both(lambda m: torch.optim.AdamW(m.parameters(), lr=lr))) > 1e-3

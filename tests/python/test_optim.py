@@ -22,6 +22,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import ddc
@@ -99,8 +100,8 @@ def adam_errors(device: str, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
     return get_error_inputs_for_all_optims(device, dtype) + [
         _bad("option lr must be finite and >= 0, got -1", lr=-1),
         _bad("option lr must be a number, got 'fast'", lr="fast"),
-        _bad(r"option betas\[0\] must be in \[0, 1\), got 1", betas=(1.0, 0.9)),
-        _bad(r"option betas\[1\] must be in \[0, 1\), got -1", betas=(0.9, -1)),
+        _bad(r"option beta1 must be in \[0, 1\), got 1", betas=(1.0, 0.9)),
+        _bad(r"option beta2 must be in \[0, 1\), got -1", betas=(0.9, -1)),
         _bad("option betas must be a pair of numbers, got 0.9", betas=0.9),
         _bad("option eps must be finite and >= 0, got -1", eps=-1),
         _bad("option weight_decay must be finite and >= 0, got nan", weight_decay=float("nan")),
@@ -115,9 +116,9 @@ def muon_errors(device: str, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
         _bad("option weight_decay must be finite and >= 0, got -1", weight_decay=-1),
         _bad("option method must be one of exact, fast, .*got 'slow'", method="slow"),
         _bad("option scale must be one of original, .*got 'none'", scale="none"),
-        _bad("option adam_lr must be finite and >= 0, got -1", adam={"lr": -1}),
+        _bad("adam: option lr must be finite and >= 0, got -1", adam={"lr": -1}),
         _bad("adam has no option 'momentum'; it has lr, betas", adam={"momentum": 0.9}),
-        _bad("option adam_betas must be a pair of numbers", adam={"betas": (0.9,)}),
+        _bad("adam: option betas must be a pair of numbers", adam={"betas": (0.9,)}),
     ]
 
 
@@ -189,6 +190,12 @@ def test_errors(case):
             ):
                 case.make(given.params, **given.kwargs)
             continue
+        if error.error_type is FutureWarning:
+            # Parameters in a set, of which torch warns from 2.15 on. They have no names.
+            refused = pytest.raises(ValueError, match="no names") if case.grouped else nullcontext()
+            with pytest.warns(FutureWarning, match=error.error_regex), refused:
+                case.make(given.params, **given.kwargs)
+            continue
         with pytest.raises(error.error_type, match=error.error_regex):
             case.make(given.params, **given.kwargs)
 
@@ -201,10 +208,12 @@ def test_param_groups_weight_decay(case, options):
     given = without_decay(case, options)
     decay = {"weight_decay": 0.7}
     if case.kind is ddc.DDCMuon:
-        decay["adam_weight_decay"] = 0.7
+        decay["adam"] = {"weight_decay": 0.7}
     groups = [{"params": named[::2], **decay}, {"params": named[1::2]}]
     optimizer = case.make(groups, **given)
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.7, 0.0]
+    for group in optimizer.param_groups:
+        decayed = any(group["params"][0] is parameter for _, parameter in named[::2])
+        assert group["weight_decay"] == (0.7 if decayed else 0.0)
     train(model, optimizer, range(3))
     if case.grouped:
         # Parameters of a gauge are stepped together, so decay of one is seen in all of them.
@@ -229,7 +238,7 @@ def test_param_groups_lr(case, options):
     named = list(model.named_parameters())
     groups = [{"params": named[:2]}, {"params": named[2:], "lr": 0.0}]
     if case.kind is ddc.DDCMuon:
-        groups[1]["adam_lr"] = 0.0
+        groups[1]["adam"] = {"lr": 0.0}
     before = weights(model)
     optimizer = case.make(groups, **options)
     train(model, optimizer, range(3))
@@ -284,6 +293,8 @@ def test_tensor_lr(case, shape):
     """The same as a number, and may be changed in place; a step leaves it alone."""
     for given in INFOS[case.kind].optim_inputs_func("cpu"):
         options = {key: value for key, value in given.kwargs.items() if key != "lr"}
+        if "use_adam" in options:
+            continue  # the learning rate is Muon's, which has nothing to step
         model, reference = network(), network()
         lr = torch.full(shape, 0.0078125)
         optimizer = case.light().make(model, lr=lr, **options)
@@ -328,7 +339,7 @@ def test_complex_2d(case):
     parameter = nn.Parameter(torch.randn(2, dtype=torch.complex128))
     with pytest.raises(RuntimeError, match="'z' must be of a floating-point type"):
         optimizer.add_param_group({"params": [("z", parameter)]})
-    assert len(optimizer.param_groups) == 1
+    assert len(optimizer.param_groups) == (2 if case.kind is ddc.DDCMuon else 1)
     train(model, optimizer, range(1))
 
 
@@ -450,7 +461,8 @@ def test_can_load_from_to_named_state_dict(case, named0, named1):
     twin.load_state_dict(optimizer.state_dict())
     names = [name for name, _ in model.named_parameters()]
     if named0 or named1:
-        assert twin.state_dict()["param_groups"][0]["param_names"] == names
+        groups = twin.state_dict()["param_groups"]
+        assert sorted(name for group in groups for name in group["param_names"]) == sorted(names)
     train(model, optimizer, range(2, 3))
     train(other, twin, range(2, 3))
     assert same(weights(model), weights(other))
@@ -485,7 +497,7 @@ def test_deepcopy_copies_all_public_attrs(case, options):
     assert public(twin) == public(optimizer)
     assert same(twin.state_dict(), optimizer.state_dict())
     assert same(twin.defaults, optimizer.defaults)
-    assert twin.group == optimizer.group
+    assert twin.symmetries == optimizer.symmetries
 
 
 @every_case

@@ -1,0 +1,55 @@
+"""Files that ddc 0.1.0 wrote, of the network of optim_support (`data`)."""
+
+from pathlib import Path
+
+import ddc
+import pytest
+import torch
+from optim_support import group, loss_on, network
+
+DATA = Path(__file__).parent / "data"
+
+
+def saved(kind: str) -> dict:
+    return torch.load(DATA / f"{kind}_0.1.0.pt", weights_only=True)
+
+
+def test_a_symmetry_file_of_0_1_0_is_read():
+    old = ddc.SymmetryGroup.load(DATA / "symmetries_0.1.0.json", network())
+    assert [g.gauge for g in old.gauges] == [g.gauge for g in group().gauges]
+
+
+def test_a_symmetry_file_of_0_1_0_with_a_treatment_says_what_to_do(tmp_path):
+    text = (DATA / "symmetries_0.1.0.json").read_text()
+    changed = text.replace('"vertical": "frozen"', '"vertical": "adam"', 1)
+    assert changed != text
+    with pytest.raises(RuntimeError, match="vertical of its treatment.*take it out of the file"):
+        ddc.SymmetryGroup.from_json(changed)
+
+
+def test_a_state_dict_of_ddc_adam_0_1_0_is_loaded_and_training_goes_on_as_it_did():
+    old = saved("ddc_adam")
+    model = network()
+    optimizer = ddc.DDCAdam(model.named_parameters(), symmetries=group(), lr=1e-2)
+    model.load_state_dict(old["model"])
+    optimizer.load_state_dict(old["optimizer"])
+    for batch in range(3, 6):
+        model.zero_grad()
+        loss_on(model, batch).backward()
+        optimizer.step()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, old["later"][name], rtol=1e-12, atol=1e-14)
+
+
+def test_a_state_dict_of_0_1_0_needs_the_treatment_that_0_1_0_had():
+    model = network()
+    named = model.named_parameters()
+    optimizer = ddc.DDCAdam(named, symmetries=group(), coordinates="standard")
+    with pytest.raises(ValueError, match="written by ddc 0.1"):
+        optimizer.load_state_dict(saved("ddc_adam")["optimizer"])
+
+
+def test_a_state_dict_of_ddc_muon_0_1_0_says_what_to_do():
+    optimizer = ddc.DDCMuon(network().named_parameters(), symmetries=group())
+    with pytest.raises(ValueError, match="DDCMuon of ddc 0.1.*start a new optimizer"):
+        optimizer.load_state_dict(saved("ddc_muon")["optimizer"])
