@@ -220,7 +220,8 @@ TEST(BlockStateTest, OfAnotherGroupOnTheSameTensorsIsRefused) {
                            if (gauge.action == Action::rotation) leg.exponent = 1;
                          }
                        }
-                       return std::make_unique<DDCAdam>(params, std::move(gauges));
+                       return std::make_unique<DDCAdam>(params, std::move(gauges), AdamOptions{},
+                                                        Treatment{.frame_interval = 2});
                      }};
   const Training other(smaller, at::kDouble);
   other.train(0, 1);

@@ -15,9 +15,12 @@ int main(int count, char** arguments) try {
   TORCH_CHECK(count >= 5, "treatment_tool SYMMETRIES IN OUT RULE [OPTION=VALUE ...]");
   const auto symmetries = ddc::SymmetryGroup::load(arguments[1]);
   const auto file = ddc::io::read_safetensors(arguments[2]);
+  // In the order of the model, which decides the last bit of sums over tensors.
   ddc::Parameters params;
-  for (const auto& [name, tensor] : file.tensors) {
-    if (name.find('/') == std::string::npos) params.add(name, tensor.clone().requires_grad_());
+  for (const auto& entry : symmetries.parameters.entries) {
+    const auto* tensor = file.find(entry.name);
+    TORCH_CHECK(tensor != nullptr, "no tensor ", entry.name);
+    params.add(entry.name, tensor->clone().requires_grad_());
   }
   ddc::Treatment declared;
   const auto options = declared.options();

@@ -108,7 +108,7 @@ def test_every_parameter_has_moments_and_a_step(checkpoint):
 
 
 def test_every_gauge_has_its_place_on_the_orbit(checkpoint):
-    gauges = checkpoint.description["gauges"]
+    gauges = [each["gauge"] for each in checkpoint.description["symmetries"]["gauges"]]
     assert len({gauge["name"] for gauge in gauges}) == len(gauges) > 10
     found = {"rng/cpu"}
     for gauge in gauges:
@@ -152,7 +152,7 @@ def test_the_metadata_says_what_the_file_is(checkpoint):
 def test_the_description_names_groups_options_and_gauges(checkpoint):
     description = checkpoint.description
     assert description["optimizer"] == "DDCAdam"
-    assert description["version"] == 1
+    assert description["version"] == 2
     embeddings, matrices, vectors = description["groups"]
     shapes = model_shapes()
     names = [name for group in description["groups"] for name in group["params"]]
@@ -167,10 +167,11 @@ def test_the_description_names_groups_options_and_gauges(checkpoint):
     rates = [group["options"]["lr"] for group in description["groups"]]
     assert rates == checkpoint.printed["lr"]
 
-    by_name = {gauge["name"]: gauge for gauge in description["gauges"]}
-    qk = by_name["layers.0.attention.query.weight:qk_scale"]
-    assert qk["coordinates"] == "polar"
-    assert qk["vertical"] == "adam"
+    by_name = {each["gauge"]["name"]: each for each in description["symmetries"]["gauges"]}
+    each = by_name["layers.0.attention.query.weight:qk_scale"]
+    qk, treatment = each["gauge"], each["treatment"]
+    assert treatment["coordinates"] == "polar"
+    assert treatment["vertical"] == "adam"
     assert qk["channels"] == HEADS
     assert [(leg["tensor"], leg["axis"], leg["exponent"]) for leg in qk["legs"]] == [
         ("layers.0.attention.query.weight", 0, 1),
@@ -179,7 +180,10 @@ def test_the_description_names_groups_options_and_gauges(checkpoint):
         ("layers.0.attention.key.bias", 0, -1),
     ]
     heads = [head for head in range(HEADS) for _ in range(D_MODEL // HEADS)]
-    assert qk["legs"][0]["channel_of"] == heads
+    channels = qk["legs"][0]["channel_of"]
+    if isinstance(channels, dict):  # [first, step, count] for each run
+        channels = [f + k * s for f, s, count in channels["runs"] for k in range(count)]
+    assert channels == heads
 
 
 def test_a_file_that_python_wrote_again_is_resumed(checkpoint, tmp_path):

@@ -267,6 +267,11 @@ std::string note_on_steps(const std::string& arm, const PaperCell& paper, double
   if (paper.start.empty()) {
     return " From our initialisation, whose embeddings are 11 times smaller than torch's.";
   }
+  if (arm == papers_recipe) {
+    return " What the paper does not state is ours: the initialisation, eps, what two polar gauges "
+           "do "
+           "to a tensor that they share, and the trigger of the body frame (docs/paper.md).";
+  }
   if (arm == "Muon") {
     return " Nor is it the initialisation (see below). What steps embeddings and vectors is not "
            "stated: here Muon steps all matrices, and with AdamW for embeddings (lr 0.001, wd 0.4) "
