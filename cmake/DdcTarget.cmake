@@ -34,7 +34,32 @@ function(ddc_target target)
     target_link_options(${target} PUBLIC -fsanitize=${sanitizers})
   endif()
   if(DDC_COVERAGE)
-    target_compile_options(${target} PRIVATE --coverage -fprofile-update=atomic)
+    # Without optimization the compiler does not see that TORCH_CHECK(false) throws.
+    target_compile_options(${target} PRIVATE
+      --coverage -fprofile-update=atomic -Wno-error=return-type)
     target_link_options(${target} PUBLIC --coverage)
   endif()
+endfunction()
+
+# ddc_unity(<target> [ALONE <source>...]): compiles six sources of a directory at a time, so that the
+# headers of LibTorch are read and instantiated once for all. Names in unnamed namespaces then meet:
+# sources that use one for different things are ALONE. clang-tidy wants all of them so: DDC_UNITY=OFF.
+option(DDC_UNITY "Compile sources in batches" ON)
+function(ddc_unity target)
+  cmake_parse_arguments(PARSE_ARGV 1 given "" "" ALONE)
+  list(TRANSFORM given_ALONE PREPEND "${CMAKE_CURRENT_SOURCE_DIR}/")
+  get_target_property(sources ${target} SOURCES)
+  list(REMOVE_ITEM sources ${given_ALONE})
+  set(batch 0)
+  foreach(source IN LISTS sources)
+    cmake_path(GET source PARENT_PATH directory)
+    if(NOT directory STREQUAL previous OR size EQUAL 6)
+      math(EXPR batch "${batch} + 1")
+      set(size 0)
+    endif()
+    set(previous "${directory}")
+    math(EXPR size "${size} + 1")
+    set_source_files_properties("${source}" PROPERTIES UNITY_GROUP ${batch})
+  endforeach()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${DDC_UNITY} UNITY_BUILD_MODE GROUP)
 endfunction()

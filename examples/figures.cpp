@@ -23,7 +23,10 @@ namespace {
 
 using namespace ddc::testbeds;
 
-OptimizerMaker adam(double lr, double weight_decay, const ddc::Treatments& treatments = {}) {
+/// The figures are of weights in place.
+const ddc::Treatment kInPlace{.placement = ddc::Place::in_place};
+
+OptimizerMaker adam(double lr, double weight_decay, const ddc::Treatments& treatments = kInPlace) {
   return ddc_adam({.lr = lr, .weight_decay = weight_decay}, treatments);
 }
 
@@ -69,11 +72,12 @@ void print_equivariance() {
       {"Muon", muon({.lr = lr, .method = ddc::PolarMethod::newton_schulz},
                     {.lr = lr, .weight_decay = 0.01})},
       {"DDCAdam", adam(lr, 0.01)},
-      {"DDCMuon, exact", ddc_muon({.lr = lr}, {.lr = lr})},
-      {"DDCMuon, fast", ddc_muon({.lr = lr, .method = ddc::PolarMethod::fast}, {.lr = lr})},
-      {"DDCSgd", lifted<ddc::SgdRule>({.lr = lr, .momentum = 0.9})},
-      {"DDCShampoo", lifted<ddc::ShampooRule>({.lr = lr})},
-      {"DDCSoap", lifted<ddc::SoapRule>({.lr = lr})}};
+      {"DDCMuon, exact", ddc_muon({.lr = lr}, {.lr = lr}, kInPlace)},
+      {"DDCMuon, fast",
+       ddc_muon({.lr = lr, .method = ddc::PolarMethod::fast}, {.lr = lr}, kInPlace)},
+      {"DDCSgd", lifted<ddc::SgdRule>({.lr = lr, .momentum = 0.9}, kInPlace)},
+      {"DDCShampoo", lifted<ddc::ShampooRule>({.lr = lr}, kInPlace)},
+      {"DDCSoap", lifted<ddc::SoapRule>({.lr = lr}, kInPlace)}};
   std::printf("| |");
   for (const auto& bed : beds) {
     const auto params = bed.init(1, at::kDouble);

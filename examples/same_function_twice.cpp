@@ -112,6 +112,8 @@ int main(int argc, char** argv) {
   nlohmann::json result;
   std::vector<Drift> adamw;
   std::vector<Drift> ddcadam;
+  // Gauge coordinates of the weights as they are, to compare with AdamW's.
+  const ddc::Treatment in_place{.placement = ddc::Place::in_place};
   const auto train = [&](const char* label, const ddc::Parameters& start,
                          const ddc::testbeds::OptimizerMaker& make) {
     const Progress progress(label, settings.steps);
@@ -125,11 +127,12 @@ int main(int argc, char** argv) {
         train("AdamW", *start, ddc::testbeds::adamw(settings.lr, settings.weight_decay)));
     ddcadam.push_back(
         train("DDCAdam", *start,
-              ddc::testbeds::ddc_adam({.lr = settings.lr, .weight_decay = settings.weight_decay})));
+              ddc::testbeds::ddc_adam({.lr = settings.lr, .weight_decay = settings.weight_decay},
+                                      in_place)));
     result["adamw"].push_back(adamw.back().losses);
     result["ddcadam"].push_back(ddcadam.back().losses);
   }
-  std::cout << ddc::DDCAdam(first, gauges).report() << '\n';
+  std::cout << ddc::DDCAdam(first, gauges, {}, in_place).report() << '\n';
 
   std::printf("%-10s %20s %20s %14s\n", "", "loss, first start", "loss, second start",
               "difference");

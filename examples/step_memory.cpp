@@ -70,13 +70,14 @@ void run(const std::vector<std::string>& names, const Sizes& sizes) {
                                         .vocabulary = 2 * sizes.d_model,
                                         .batch_size = 2,
                                         .norm_eps = 1e-5});
-    const auto adam = ddc_adam({.lr = 1e-3});
-    const auto muon = ddc_muon({.lr = 1e-2});
+    const ddc::Treatment in_place{.placement = ddc::Place::in_place};
+    const auto adam = ddc_adam({.lr = 1e-3}, in_place);
+    const auto muon = ddc_muon({.lr = 1e-2}, {}, in_place);
     measure(entry, "AdamW", adamw(1e-3, 0.01), false);
     measure(entry, "DDCAdam, no gauges", adam, false);
-    measure(entry, "DDCAdam, all gauges", adam, true);
+    measure(entry, "DDCAdam, all gauges in place", adam, true);
     measure(entry, "DDCMuon, no gauges", muon, false);
-    measure(entry, "DDCMuon, all gauges", muon, true);
+    measure(entry, "DDCMuon, all gauges in place", muon, true);
   }
 }
 

@@ -10,6 +10,14 @@ OptionList Treatment::options() {
   return {
       {"bind", bind,
        "respect the gauge; if not, it only tells base rules how tensors are cut into heads"},
+      {"heads", heads,
+       "how Muon sees the projections of heads that the gauge acts on: cut into one matrix per "
+       "head, or "
+       "whole; default: queries and keys cut, values and outputs whole"},
+      {"placement", placement,
+       "place of the weights: canonical (they are moved once, and steps are the base rule's own) "
+       "or in place; default: canonical, but for what has no canonical place or is not to be "
+       "moved"},
       {"coordinates", coordinates, "coordinates of scale gauges"},
       {"hold", hold, "what folded coordinates keep fixed: the ratio of both sides, or the gain"},
       {"vertical", vertical, "rule that moves the gauge coordinate of scales and shifts"},
@@ -32,7 +40,13 @@ OptionList Treatment::options() {
        "relative difference of both sides' Gram matrices above which a linear gauge is balanced "
        "again",
        fraction()},
-      {"project", project, "vector of which the part along the orbit is subtracted"},
+      {"project", project,
+       "vector of which the part along the orbit is subtracted; default: step, but never for the "
+       "rotation of a residual stream at the canonical place, unless every is given"},
+      {"every", every,
+       "steps between two moves back to the section, at the canonical place (project=never: none); "
+       "default: 10 for rotations and linear gauges, 1 for others",
+       at_least(1)},
       {"decay_held", decay_held,
        "let weight decay act on the held mean of a shift as well, which then does not commute with "
        "it"},

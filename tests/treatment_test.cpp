@@ -94,11 +94,11 @@ TEST(Treatments, HaveTextsOfWhatDiffersFromTheDefaults) {
 TEST(Treatments, ByKindAndByNameReachTheirGaugesOnly) {
   const Network network;
   const auto& scale = network.first([](const Gauge& g) { return g.kind == "relu rescale"; });
-  const auto by_kind =
-      network.adam(Treatments().of("relu rescale", {.coordinates = Coordinates::polar}));
-  const auto by_name =
-      network.adam(Treatments().of(scale.name, {.coordinates = Coordinates::polar}));
-  const auto usual = network.adam({});
+  const auto by_kind = network.adam(
+      Treatments(in_place()).of("relu rescale", in_place({.coordinates = Coordinates::polar})));
+  const auto by_name = network.adam(
+      Treatments(in_place()).of(scale.name, in_place({.coordinates = Coordinates::polar})));
+  const auto usual = network.adam(in_place());
   int64_t others = 0;
   for (const auto& gauge : network.gauges) {
     const auto expected = usual.treatment(gauge.name);
@@ -166,7 +166,7 @@ TEST(Treatments, ThatCannotBeAreIgnoredWhereTheyAreSaidOfAll) {
   const Network network;
   for (const auto& [option, treatment, action] : inapplicable()) {
     SCOPED_TRACE(option + " of a " + to_string(action));
-    const DDCMuon optimizer(network.params, network.gauges, {}, treatment);
+    const DDCMuon optimizer(network.params, network.gauges, {}, in_place(treatment));
     const auto resolved = optimizer.treatment(network.of(action).name);
     if (action != Action::scale) {
       EXPECT_FALSE(resolved.coordinates.has_value());
@@ -259,18 +259,18 @@ TEST(Treatments, OfProjectionAllCommuteWithTheGroup) {
     return paired_error(network.bed, network.gauges, make, {.steps = 20});
   };
   for (const auto project : {Projection::step, Projection::momentum, Projection::never}) {
-    const Treatment treatment{.project = project};
-    EXPECT_LE(error(testbeds::ddc_muon({.lr = 1e-2}, adam, treatment)), kWholeModelTolerance)
-        << to_string(project);
+    const auto muon = testbeds::ddc_muon({.lr = 1e-2}, adam, in_place({.project = project}));
+    EXPECT_LE(error(muon), kWholeModelTolerance) << to_string(project);
   }
-  EXPECT_LE(error(ddc_adam(adam, Treatment{.project = Projection::never})), kWholeModelTolerance);
-  EXPECT_LE(error(ddc_adam(usual_options(), Treatment{.project = Projection::never})), 1e-10);
+  const auto never = in_place({.project = Projection::never});
+  EXPECT_LE(error(ddc_adam(adam, never)), kWholeModelTolerance);
+  EXPECT_LE(error(ddc_adam(usual_options(), never)), 1e-10);
 }
 
 TEST(Treatments, ThatNeverProjectLetTheCoordinatesDrift) {
   const Network network;
   const auto drift = [&](Projection project) {
-    const auto make = ddc_adam(usual_options(), Treatment{.project = project});
+    const auto make = ddc_adam(usual_options(), in_place({.project = project}));
     return testbeds::drift(network.bed, network.bed.init(1, at::kDouble), network.gauges, make,
                            {.seed = 1, .steps = 30, .type = at::kDouble})
         .largest();
@@ -285,8 +285,8 @@ TEST(Treatments, OfMomentumAndOfStepAreDifferentRules) {
   const Network network;
   const auto run = [&](Projection project) {
     const auto params = network.bed.init(1, at::kDouble);
-    const auto optimizer =
-        testbeds::ddc_muon({.lr = 1e-2}, {}, Treatment{.project = project})(params, network.gauges);
+    const auto optimizer = testbeds::ddc_muon({.lr = 1e-2}, {}, in_place({.project = project}))(
+        params, network.gauges);
     trained(network.bed, params, *optimizer);
     return params;
   };
@@ -300,7 +300,7 @@ TEST(Treatments, ThatDecayWhatIsHeldShrinkTheMeanOfAShift) {
   const auto mean = [&](bool decay_held) {
     const auto params = network.bed.init(1, at::kDouble);
     DDCAdam optimizer(params, network.gauges, options,
-                      Treatments().of(shift, {.decay_held = decay_held}));
+                      Treatments(in_place()).of(shift, in_place({.decay_held = decay_held})));
     const auto before = optimizer.gauge_coordinate(shift).clone();
     trained(network.bed, params, optimizer, 10);
     return std::pair{before, optimizer.gauge_coordinate(shift)};

@@ -93,10 +93,12 @@ std::vector<Gauge> of_kinds(std::vector<Gauge> gauges, const std::string& kinds)
   return gauges;
 }
 
-/// What settings ask for on top of a recipe: whatever is not the default.
+/// What settings ask for on top of a recipe: whatever is not the default. Weights stay in place unless
+/// settings say otherwise: so the stored results were made.
 void add_treatments_(Treatments& treatments, const Json& settings) {
   Treatment given;
   assign(given.options(), settings);
+  given.placement = given.placement.value_or(Place::in_place);
   const auto defaults = values_of(Treatment{});
   for (const auto& [option, value] : values_of(given)) {
     if (value != defaults.at(option)) treatments.set(option, value);

@@ -74,7 +74,8 @@ enum class SecondMoment {
 };
 
 /// Of which vector the part along the orbit of a rotation or a linear gauge is subtracted, and whether
-/// scales and shifts are brought back to where they are held.
+/// scales and shifts are brought back to where they are held. At the canonical place nothing is
+/// subtracted: the weights are moved back along the orbit after the step, or not.
 enum class Projection {
   step,  ///< of the step that the base rule makes: the trajectory is horizontal
   /// Of the momentum, before the base rule makes a step of it: the order of the paper's DDCMuon. For
@@ -83,6 +84,23 @@ enum class Projection {
   never,  ///< of none: the step commutes with the group still, and the gauge coordinate drifts
 };
 
+/// How base rules that take matrices apart (Muon) see an attention projection.
+enum class Heads {
+  cut,    ///< as one matrix per head
+  whole,  ///< as it is
+};
+
+/// Where the weights are while they are trained (docs/construction.md, which has the defaults). One choice
+/// for all gauges of an optimizer.
+enum class Place {
+  canonical,  ///< moved at construction to the place of their orbits that all copies of a function share
+  in_place,  ///< where they were found; coordinates are computed from them in every step
+};
+
+template <>
+inline constexpr std::array EnumNames<Place> = {"canonical", "in_place"};
+template <>
+inline constexpr std::array EnumNames<Heads> = {"cut", "whole"};
 template <>
 inline constexpr std::array EnumNames<Coordinates> = {"folded", "balanced", "standard", "polar"};
 template <>
@@ -101,6 +119,11 @@ inline constexpr std::array EnumNames<Projection> = {"step", "momentum", "never"
 struct Treatment {
   /// Off: the gauge is not respected; it only tells base rules how tensors are cut into heads.
   bool bind = true;
+  /// Unset: cut where a gauge is not bound, or cuts all its tensors along one axis (queries and keys). Polar
+  /// factors per head of values and outputs cost Muon quality (docs/results/quality.md).
+  std::optional<Heads> heads = std::nullopt;
+  /// Unset: canonical; in place where the weights have no canonical place, or are not to be moved.
+  std::optional<Place> placement = std::nullopt;
   /// Unset: folded where the first leg is a vector that others read through, balanced otherwise.
   std::optional<Coordinates> coordinates = std::nullopt;
   /// Unset: the ratio; the unit where other gauges act through the first leg (a gain).
@@ -114,7 +137,10 @@ struct Treatment {
   int64_t frame_interval = 1000;
   bool procrustes = false;
   double rebalance_above = 1e-12;
-  Projection project = Projection::step;
+  /// Unset: the step; at the canonical place never for the rotation of a stream.
+  std::optional<Projection> project = std::nullopt;
+  /// Unset: 1; at the canonical place 10 for gauges that mix channels.
+  std::optional<int64_t> every = std::nullopt;
   bool decay_held = false;
 
   OptionList options();
@@ -133,6 +159,13 @@ class Treatments {
   Treatments& set(const std::string& option, const OptionValue& value,
                   const std::string& kind_or_name = "");
 
+  /// Says that the weights are at their canonical place already, as after a copy of an optimizer.
+  Treatments& already_placed(bool placed = true) {
+    placed_ = placed;
+    return *this;
+  }
+  bool are_placed() const { return placed_; }
+
   const Treatment& of(const Gauge& gauge) const;
   /// Options that were set for this gauge, by kind or name. What is said for all is meant where it applies;
   /// what is said of one must be possible.
@@ -150,6 +183,7 @@ class Treatments {
 
   Treatment all_;
   std::map<std::string, Other> others_;
+  bool placed_ = false;
 };
 
 /// What differs from the defaults: "coordinates=standard, project=never"; empty if nothing does.

@@ -2,10 +2,12 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ddc/optim/lifted.h"
 #include "ddc/parameters.h"
 
 // The Python extension `ddc._C`: the library's own types and nothing that decides anything. What
@@ -23,9 +25,19 @@ inline Parameters table_of(NamedTensors tensors) {
   return table;
 }
 
+/// An optimizer with param groups `groups` of options `options`. `rule` is the name of a registered one, or
+/// (name, rule, init) in Python. `placed`: its weights are at their canonical place already.
+std::unique_ptr<LiftedOptimizer> make_optimizer(const py::object& rule,
+                                                const std::vector<NamedTensors>& groups,
+                                                const std::vector<py::dict>& options,
+                                                std::vector<Gauge> gauges,
+                                                const std::string& recipe,
+                                                const py::dict& treatment, bool placed = false);
+
 void bind_gauges(py::module_& module);
 void bind_symmetries(py::module_& module);
 void bind_optimizer(py::module_& module);
 void bind_makers(py::module_& module);
+void bind_placement(py::module_& module);
 
 }  // namespace ddc::python

@@ -22,10 +22,7 @@
 #include "ddc/measure/engagement.h"
 #include "ddc/measure/gauge_coordinates.h"
 #include "ddc/measure/leakage.h"
-#include "ddc/optim/recipe.h"
-#include "ddc/optim/registry.h"
 #include "ddc/testing/gauge_invariants.h"
-#include "options.h"
 
 // Makers of gauges (ddc.gauges), what is measured of them (ddc.measure) and what they must satisfy
 // (ddc.testing).
@@ -55,30 +52,82 @@ Enum word(const char* kind, const std::string& given,
   TORCH_CHECK_VALUE(false, unknown(kind, given, words));
 }
 
-Layout layout_of(const std::string& given) {
-  return word<Layout>("layout", given, {{"out_in", Layout::out_in}, {"in_out", Layout::in_out}});
-}
-
-Packing packing_of(const std::string& given) {
-  return word<Packing>("packing", given,
-                       {{"separate", Packing::separate},
-                        {"stacked", Packing::stacked},
-                        {"per_head", Packing::per_head}});
-}
-
-Pairing pairing_of(const std::string& given) {
-  return word<Pairing>("pairing", given,
-                       {{"none", Pairing::none},
-                        {"half_split", Pairing::half_split},
-                        {"interleaved", Pairing::interleaved}});
-}
-
-/// Tensors of a model by name, and the gauges that are made of them.
-class Wiring {
+/// Arguments of a maker by name, as Python gives them, and tensors of the model.
+class Arguments {
  public:
-  explicit Wiring(NamedTensors tensors) : table_(table_of(std::move(tensors))) {}
+  Arguments(NamedTensors tensors, py::dict given)
+      : table_(table_of(std::move(tensors))), given_(std::move(given)) {}
 
-  NamedTensor operator()(const std::string& name) const {
+  /// An argument that the maker does not have is None.
+  template <class T>
+  T get(const char* argument) const {
+    const py::object value = given_.attr("get")(argument);
+    try {
+      return value.cast<T>();
+    } catch (const py::cast_error&) {
+      TORCH_CHECK_TYPE(false, "argument ", argument,
+                       " has a value of the wrong type: ", py::repr(value).cast<std::string>());
+    }
+  }
+
+  NamedTensor tensor(const char* argument) const { return find(get<std::string>(argument)); }
+  std::optional<NamedTensor> tensor_or_none(const char* argument) const {
+    return find(get<Name>(argument));
+  }
+  std::vector<NamedTensor> tensors(const char* argument) const {
+    return find_all<NamedTensor>(get<Names>(argument));
+  }
+  std::vector<std::optional<NamedTensor>> tensors_or_none(const char* argument) const {
+    return find_all<std::optional<NamedTensor>>(get<std::vector<Name>>(argument));
+  }
+  NormReaders norm() const {
+    return norm_of(get<std::string>("gain"), get<Readers>("readers"), get<Name>("shift"),
+                   get<std::optional<bool>>("gain_is_offset").value_or(false),
+                   get<std::string>("layout"));
+  }
+  std::vector<NormReaders> norms() const {
+    using Norm = std::tuple<std::string, Readers, Name, bool, std::string>;
+    std::vector<NormReaders> result;
+    for (const auto& norm : get<std::vector<Norm>>("norms")) {
+      result.push_back(std::apply([&](const auto&... part) { return norm_of(part...); }, norm));
+    }
+    return result;
+  }
+  std::vector<Writer> writers() const {
+    std::vector<Writer> result;
+    for (const auto& [name, axis] : get<std::vector<std::pair<std::string, int64_t>>>("writers")) {
+      result.push_back({find(name), axis});
+    }
+    return result;
+  }
+  Layout layout() const { return layout_of(get<std::string>("layout")); }
+  Packing packing() const {
+    return word<Packing>("packing", get<std::string>("packing"),
+                         {{"separate", Packing::separate},
+                          {"stacked", Packing::stacked},
+                          {"per_head", Packing::per_head}});
+  }
+  Pairing pairing() const {
+    return word<Pairing>("pairing", get<std::string>("pairing"),
+                         {{"none", Pairing::none},
+                          {"half_split", Pairing::half_split},
+                          {"interleaved", Pairing::interleaved}});
+  }
+
+  /// The gauges, if they fit the tensors.
+  std::vector<Gauge> checked(std::vector<Gauge> gauges) const {
+    for (auto& gauge : gauges) {
+      gauge.name = get<Name>("name").value_or(gauge.name);
+      validate(gauge, table_);
+    }
+    return gauges;
+  }
+
+ private:
+  static Layout layout_of(const std::string& given) {
+    return word<Layout>("layout", given, {{"out_in", Layout::out_in}, {"in_out", Layout::in_out}});
+  }
+  NamedTensor find(const std::string& name) const {
     if (!table_.contains(name)) {
       Names names;
       for (const auto& entry : table_) names.push_back(entry.name);
@@ -86,257 +135,151 @@ class Wiring {
     }
     return table_[name];
   }
-  std::optional<NamedTensor> operator()(const Name& name) const {
+  std::optional<NamedTensor> find(const Name& name) const {
     if (!name) return std::nullopt;
-    return (*this)(*name);
+    return find(*name);
   }
-  std::vector<NamedTensor> operator()(const Names& names) const {
-    std::vector<NamedTensor> result;
-    for (const auto& name : names) result.push_back((*this)(name));
+  template <class Found, class Each>
+  std::vector<Found> find_all(const std::vector<Each>& names) const {
+    std::vector<Found> result;
+    result.reserve(names.size());
+    for (const auto& name : names) result.push_back(find(name));
     return result;
   }
-  std::vector<NormReaders::Reader> operator()(const Readers& readers) const {
-    std::vector<NormReaders::Reader> result;
-    for (const auto& [weight, bias] : readers) result.push_back({(*this)(weight), (*this)(bias)});
-    return result;
+  NormReaders norm_of(const std::string& gain, const Readers& readers, const Name& shift,
+                      bool gain_is_offset, const std::string& layout) const {
+    NormReaders norm{.gain = find(gain),
+                     .shift = find(shift),
+                     .gain_is_offset = gain_is_offset,
+                     .layout = layout_of(layout)};
+    for (const auto& [weight, bias] : readers) norm.readers.push_back({find(weight), find(bias)});
+    return norm;
   }
 
-  /// The gauge, if it fits the tensors.
-  Gauge checked(Gauge gauge, const Name& name = {}) const {
-    if (name) gauge.name = *name;
-    validate(gauge, table_);
-    return gauge;
-  }
-  std::vector<Gauge> checked(std::vector<Gauge> gauges) const {
-    for (const auto& gauge : gauges) validate(gauge, table_);
-    return gauges;
-  }
-
- private:
   Parameters table_;
+  py::dict given_;
 };
 
 // ---- Makers ---------------------------------------------------------------------------------------
 
 py::arg parameters_arg() { return py::arg("parameters"); }
-py::arg_v layout_arg() { return py::arg("layout") = "out_in"; }
-py::arg_v name_arg() { return py::arg("name") = py::none(); }
 
-void bind_rescales(py::module_& module) {
-  module.def(
-      "relu_rescale",
-      [](NamedTensors parameters, const std::string& weight_in, const Names& weights_out,
-         const Name& bias_in, double degree, bool whole, const std::string& layout,
-         const Name& name) {
-        const Wiring of(std::move(parameters));
-        return of.checked(relu_rescale({.in = of(weight_in),
-                                        .in_bias = of(bias_in),
-                                        .out = of(weights_out),
-                                        .degree = degree,
-                                        .whole = whole,
-                                        .layout = layout_of(layout)}),
-                          name);
-      },
-      parameters_arg(), py::arg("weight_in"), py::arg("weights_out"), py::kw_only(),
-      py::arg("bias_in") = py::none(), py::arg("degree") = 1.0, py::arg("whole") = false,
-      layout_arg(), name_arg());
-  module.def(
-      "chained_rescale",
-      [](NamedTensors parameters, const Names& weights, const std::vector<Name>& biases,
-         double degree, bool whole, const std::string& layout) {
-        const Wiring of(std::move(parameters));
-        std::vector<std::optional<NamedTensor>> found;
-        for (const auto& bias : biases) found.push_back(of(bias));
-        return of.checked(chained_rescale({.weights = of(weights),
-                                           .biases = std::move(found),
-                                           .degree = degree,
-                                           .whole = whole,
-                                           .layout = layout_of(layout)}));
-      },
-      parameters_arg(), py::arg("weights"), py::kw_only(), py::arg("biases") = std::vector<Name>{},
-      py::arg("degree") = 1.0, py::arg("whole") = false, layout_arg());
-  module.def(
-      "glu_rescale",
-      [](NamedTensors parameters, const std::string& weight_up, const Names& weights_down,
-         const Name& bias_up, const std::string& layout, const Name& name) {
-        const Wiring of(std::move(parameters));
-        return of.checked(glu_rescale({.up = of(weight_up),
-                                       .up_bias = of(bias_up),
-                                       .down = of(weights_down),
-                                       .layout = layout_of(layout)}),
-                          name);
-      },
-      parameters_arg(), py::arg("weight_up"), py::arg("weights_down"), py::kw_only(),
-      py::arg("bias_up") = py::none(), layout_arg(), name_arg());
-  module.def(
-      "diagonal_linear",
-      [](NamedTensors parameters, const std::string& u, const std::string& v, const Name& name) {
-        const Wiring of(std::move(parameters));
-        return of.checked(diagonal_linear({.u = of(u), .v = of(v)}), name);
-      },
-      parameters_arg(), py::arg("u"), py::arg("v"), py::kw_only(), name_arg());
-  module.def(
-      "linear_pair",
-      [](NamedTensors parameters, const std::string& weight_first, const std::string& weight_second,
-         const std::string& layout, const Name& name) {
-        const Wiring of(std::move(parameters));
-        return of.checked(linear_pair({.first = of(weight_first),
-                                       .second = of(weight_second),
-                                       .layout = layout_of(layout)}),
-                          name);
-      },
-      parameters_arg(), py::arg("weight_first"), py::arg("weight_second"), py::kw_only(),
-      layout_arg(), name_arg());
+using Made = std::vector<Gauge>;
+
+template <Gauge (*make)(const QueryKey&)>
+Made of_query_key(const Arguments& of) {
+  return {make({.query = of.tensor("weight_query"),
+                .query_bias = of.tensor_or_none("bias_query"),
+                .key = of.tensor("weight_key"),
+                .key_bias = of.tensor_or_none("bias_key"),
+                .heads = of.get<int64_t>("heads"),
+                .kv_heads = of.get<std::optional<int64_t>>("kv_heads"),
+                .pairing = of.pairing(),
+                .rotary_size = of.get<std::optional<int64_t>>("rotary_size"),
+                .packing = of.packing(),
+                .layout = of.layout()})};
 }
 
-NormReaders norm_of(const Wiring& of, const std::string& gain, const Readers& readers,
-                    const Name& shift, bool gain_is_offset, const std::string& layout) {
-  return {.gain = of(gain),
-          .shift = of(shift),
-          .readers = of(readers),
-          .gain_is_offset = gain_is_offset,
-          .layout = layout_of(layout)};
+template <Gauge (*make)(const ValueOutput&)>
+Made of_value_output(const Arguments& of) {
+  return {make({.value = of.tensor("weight_value"),
+                .value_bias = of.tensor_or_none("bias_value"),
+                .output = of.tensor("weight_output"),
+                .output_bias = of.tensor_or_none("bias_output"),
+                .heads = of.get<int64_t>("heads"),
+                .kv_heads = of.get<std::optional<int64_t>>("kv_heads"),
+                .packing = of.packing(),
+                .layout = of.layout()})};
 }
 
-void bind_norms_and_shifts(py::module_& module) {
-  module.def(
-      "norm_scale",
-      [](NamedTensors parameters, const std::string& gain, const Names& weights_out,
-         const Name& shift, bool gain_is_offset, const std::string& layout, const Name& name) {
-        const Wiring of(std::move(parameters));
-        return of.checked(norm_scale({.gain = of(gain),
-                                      .shift = of(shift),
-                                      .readers = of(weights_out),
-                                      .gain_is_offset = gain_is_offset,
-                                      .layout = layout_of(layout)}),
-                          name);
-      },
-      parameters_arg(), py::arg("gain"), py::arg("weights_out"), py::kw_only(),
-      py::arg("shift") = py::none(), py::arg("gain_is_offset") = false, layout_arg(), name_arg());
-  module.def(
-      "norm_kernel_shifts",
-      [](NamedTensors parameters, const std::string& gain, const Readers& readers,
-         const Name& shift, bool gain_is_offset, const std::string& layout) {
-        const Wiring of(std::move(parameters));
-        return of.checked(
-            norm_kernel_shifts(norm_of(of, gain, readers, shift, gain_is_offset, layout)));
-      },
-      parameters_arg(), py::arg("gain"), py::arg("readers"), py::kw_only(),
-      py::arg("shift") = py::none(), py::arg("gain_is_offset") = false, layout_arg());
-  module.def(
-      "norm_shift_exchange",
-      [](NamedTensors parameters, const std::string& gain, const Readers& readers,
-         const std::string& shift, const Name& bias_added_next, const std::string& layout,
-         const Name& name) {
-        const Wiring of(std::move(parameters));
-        auto norm = norm_of(of, gain, readers, shift, false, layout);
-        norm.added_next = of(bias_added_next);
-        return of.checked(norm_shift_exchange(norm), name);
-      },
-      parameters_arg(), py::arg("gain"), py::arg("readers"), py::kw_only(), py::arg("shift"),
-      py::arg("bias_added_next") = py::none(), layout_arg(), name_arg());
-  module.def(
-      "cross_entropy_shift",
-      [](NamedTensors parameters, const std::string& tensor, const std::string& layout,
-         const Name& name) {
-        const Wiring of(std::move(parameters));
-        return of.checked(cross_entropy_shift(of(tensor), layout_of(layout)), name);
-      },
-      parameters_arg(), py::arg("tensor"), py::kw_only(), layout_arg(), name_arg());
-  module.def(
-      "null_shift",
-      [](NamedTensors parameters, const std::string& tensor, const Name& name) {
-        const Wiring of(std::move(parameters));
-        return of.checked(null_shift(of(tensor)), name);
-      },
-      parameters_arg(), py::arg("tensor"), py::kw_only(), name_arg());
-  module.def(
-      "residual_mean_shift",
-      [](NamedTensors parameters, const std::string& writer, int64_t axis, const Name& name) {
-        const Wiring of(std::move(parameters));
-        return of.checked(residual_mean_shift({of(writer), axis}), name);
-      },
-      parameters_arg(), py::arg("writer"), py::kw_only(), py::arg("axis") = 0, name_arg());
-  using Norm = std::tuple<std::string, Readers, Name, bool, std::string>;
-  module.def(
-      "residual_rotation",
-      [](NamedTensors parameters, const std::vector<std::pair<std::string, int64_t>>& writers,
-         const std::vector<Norm>& norms, bool layer_norm, const Name& name) {
-        const Wiring of(std::move(parameters));
-        ResidualRotation spec;
-        for (const auto& [tensor, axis] : writers) spec.writers.push_back({of(tensor), axis});
-        for (const auto& [gain, readers, shift, gain_is_offset, layout] : norms) {
-          spec.norms.push_back(norm_of(of, gain, readers, shift, gain_is_offset, layout));
-        }
-        spec.layer_norm = layer_norm;
-        return of.checked(residual_rotation(spec), name);
-      },
-      parameters_arg(), py::arg("writers"), py::arg("norms"), py::kw_only(),
-      py::arg("layer_norm") = true, name_arg());
-}
-
-void bind_attention(py::module_& module) {
-  const auto query_key = [&](const char* title, Gauge (*make)(const QueryKey&)) {
-    module.def(
-        title,
-        [make](NamedTensors parameters, const std::string& weight_query,
-               const std::string& weight_key, int64_t heads, const std::optional<int64_t>& kv_heads,
-               const Name& bias_query, const Name& bias_key, const std::string& pairing,
-               const std::optional<int64_t>& rotary_size, const std::string& packing,
-               const std::string& layout, const Name& name) {
-          const Wiring of(std::move(parameters));
-          return of.checked(make({.query = of(weight_query),
-                                  .query_bias = of(bias_query),
-                                  .key = of(weight_key),
-                                  .key_bias = of(bias_key),
-                                  .heads = heads,
-                                  .kv_heads = kv_heads,
-                                  .pairing = pairing_of(pairing),
-                                  .rotary_size = rotary_size,
-                                  .packing = packing_of(packing),
-                                  .layout = layout_of(layout)}),
-                            name);
-        },
-        parameters_arg(), py::arg("weight_query"), py::arg("weight_key"), py::kw_only(),
-        py::arg("heads"), py::arg("kv_heads") = py::none(), py::arg("bias_query") = py::none(),
-        py::arg("bias_key") = py::none(), py::arg("pairing") = "none",
-        py::arg("rotary_size") = py::none(), py::arg("packing") = "separate", layout_arg(),
-        name_arg());
+/// Makers by name. Python has their signatures and says what they are for.
+const std::map<std::string, Made (*)(const Arguments&)>& makers() {
+  static const std::map<std::string, Made (*)(const Arguments&)> all{
+      {"relu_rescale",
+       [](const Arguments& of) -> Made {
+         return {relu_rescale({.in = of.tensor("weight_in"),
+                               .in_bias = of.tensor_or_none("bias_in"),
+                               .out = of.tensors("weights_out"),
+                               .degree = of.get<double>("degree"),
+                               .whole = of.get<bool>("whole"),
+                               .layout = of.layout()})};
+       }},
+      {"chained_rescale",
+       [](const Arguments& of) {
+         return chained_rescale({.weights = of.tensors("weights"),
+                                 .biases = of.tensors_or_none("biases"),
+                                 .degree = of.get<double>("degree"),
+                                 .whole = of.get<bool>("whole"),
+                                 .layout = of.layout()});
+       }},
+      {"glu_rescale",
+       [](const Arguments& of) -> Made {
+         return {glu_rescale({.up = of.tensor("weight_up"),
+                              .up_bias = of.tensor_or_none("bias_up"),
+                              .down = of.tensors("weights_down"),
+                              .layout = of.layout()})};
+       }},
+      {"diagonal_linear",
+       [](const Arguments& of) -> Made {
+         return {diagonal_linear({.u = of.tensor("u"), .v = of.tensor("v")})};
+       }},
+      {"linear_pair",
+       [](const Arguments& of) -> Made {
+         return {linear_pair({.first = of.tensor("weight_first"),
+                              .second = of.tensor("weight_second"),
+                              .layout = of.layout()})};
+       }},
+      {"norm_scale",
+       [](const Arguments& of) -> Made {
+         return {norm_scale({.gain = of.tensor("gain"),
+                             .shift = of.tensor_or_none("shift"),
+                             .readers = of.tensors("weights_out"),
+                             .gain_is_offset = of.get<bool>("gain_is_offset"),
+                             .layout = of.layout()})};
+       }},
+      {"norm_kernel_shifts", [](const Arguments& of) { return norm_kernel_shifts(of.norm()); }},
+      {"norm_shift_exchange",
+       [](const Arguments& of) -> Made {
+         auto norm = of.norm();
+         norm.added_next = of.tensor_or_none("bias_added_next");
+         return {norm_shift_exchange(norm)};
+       }},
+      {"cross_entropy_shift",
+       [](const Arguments& of) -> Made {
+         return {cross_entropy_shift(of.tensor("tensor"), of.layout())};
+       }},
+      {"null_shift", [](const Arguments& of) -> Made { return {null_shift(of.tensor("tensor"))}; }},
+      {"residual_mean_shift",
+       [](const Arguments& of) -> Made {
+         return {residual_mean_shift({of.tensor("writer"), of.get<int64_t>("axis")})};
+       }},
+      {"residual_rotation",
+       [](const Arguments& of) -> Made {
+         return {residual_rotation({.writers = of.writers(),
+                                    .norms = of.norms(),
+                                    .layer_norm = of.get<bool>("layer_norm")})};
+       }},
+      {"qk_scale", &of_query_key<&qk_scale>},
+      {"qk_torus", &of_query_key<&qk_torus>},
+      {"qk_rotation", &of_query_key<&qk_rotation>},
+      {"qk_linear", &of_query_key<&qk_linear>},
+      {"key_bias_null", &of_query_key<&key_bias_null>},
+      {"vo_scale", &of_value_output<&vo_scale>},
+      {"vo_rotation", &of_value_output<&vo_rotation>},
+      {"vo_linear", &of_value_output<&vo_linear>},
+      {"value_bias_exchange", &of_value_output<&value_bias_exchange>},
   };
-  query_key("qk_scale", &qk_scale);
-  query_key("qk_torus", &qk_torus);
-  query_key("qk_rotation", &qk_rotation);
-  query_key("qk_linear", &qk_linear);
-  query_key("key_bias_null", &key_bias_null);
+  return all;
+}
 
-  const auto value_output = [&](const char* title, Gauge (*make)(const ValueOutput&)) {
-    module.def(
-        title,
-        [make](NamedTensors parameters, const std::string& weight_value,
-               const std::string& weight_output, int64_t heads,
-               const std::optional<int64_t>& kv_heads, const Name& bias_value,
-               const Name& bias_output, const std::string& packing, const std::string& layout,
-               const Name& name) {
-          const Wiring of(std::move(parameters));
-          return of.checked(make({.value = of(weight_value),
-                                  .value_bias = of(bias_value),
-                                  .output = of(weight_output),
-                                  .output_bias = of(bias_output),
-                                  .heads = heads,
-                                  .kv_heads = kv_heads,
-                                  .packing = packing_of(packing),
-                                  .layout = layout_of(layout)}),
-                            name);
-        },
-        parameters_arg(), py::arg("weight_value"), py::arg("weight_output"), py::kw_only(),
-        py::arg("heads"), py::arg("kv_heads") = py::none(), py::arg("bias_value") = py::none(),
-        py::arg("bias_output") = py::none(), py::arg("packing") = "separate", layout_arg(),
-        name_arg());
-  };
-  value_output("vo_scale", &vo_scale);
-  value_output("vo_rotation", &vo_rotation);
-  value_output("vo_linear", &vo_linear);
-  value_output("value_bias_exchange", &value_bias_exchange);
+void bind_makers_of_gauges(py::module_& module) {
+  module.def(
+      "make_gauges",
+      [](const std::string& maker, NamedTensors parameters, py::dict arguments) {
+        const Arguments of(std::move(parameters), std::move(arguments));
+        return of.checked(makers().at(maker)(of));
+      },
+      py::arg("maker"), parameters_arg(), py::arg("arguments"));
 }
 
 // ---- Measures -------------------------------------------------------------------------------------
@@ -455,37 +398,26 @@ void bind_measures(py::module_& module) {
 using PythonLoss = std::function<at::Tensor(NamedTensors parameters, int64_t batch)>;
 
 /// An optimizer, as Python describes one that it has made: rule, param groups (names and options),
-/// recipe, and treatments (option, value, kind or name of a gauge).
-using Description = std::tuple<std::string, std::vector<std::pair<Names, py::dict>>, std::string,
-                               std::vector<std::tuple<std::string, py::object, std::string>>>;
+/// recipe, and treatment.
+using Description =
+    std::tuple<py::object, std::vector<std::pair<Names, py::dict>>, std::string, py::dict>;
 
-testing::OptimizerFactory factory_of(const Description& description) {
-  const auto& [rule, given, recipe_name, treatments_given] = description;
-  std::vector<std::pair<Names, OptionValues>> groups;
-  for (const auto& [names, options] : given) groups.emplace_back(names, option_values(options));
-  std::vector<std::tuple<std::string, OptionValue, std::string>> treatments;
-  for (const auto& [option, value, gauge] : treatments_given) {
-    treatments.emplace_back(option, option_value(option, value), gauge);
-  }
-  return
-      [rule = rule, groups, recipe_name = recipe_name, treatments](
-          const Parameters& params, std::vector<Gauge> gauges) -> std::unique_ptr<LiftedOptimizer> {
-        const auto& registered = registered_rule(rule);
-        std::vector<torch::optim::OptimizerParamGroup> param_groups;
-        for (const auto& [names, values] : groups) {
-          std::vector<at::Tensor> tensors;
-          for (const auto& name : names) tensors.push_back(params[name].tensor);
-          auto options = registered.options();
-          options->list().assign(values, rule);
-          param_groups.emplace_back(std::move(tensors), std::move(options));
-        }
-        auto prepared = recipe(recipe_name, rule, std::move(gauges));
-        for (const auto& [option, value, gauge] : treatments) {
-          prepared.treatments.set(option, value, gauge);
-        }
-        return registered.make(param_groups, params, std::move(prepared.gauges),
-                               std::move(prepared.treatments));
-      };
+/// What makes such optimizers of other tensors. Its copies share the description, since they are made
+/// without the interpreter's lock.
+testing::OptimizerFactory factory_of(Description description) {
+  return [shared = std::make_shared<Description>(std::move(description))](
+             const Parameters& params, std::vector<Gauge> gauges) {
+    const py::gil_scoped_acquire lock;
+    const auto& [rule, described, recipe, treatment] = *shared;
+    std::vector<NamedTensors> groups;
+    std::vector<py::dict> options;
+    for (const auto& [names, values] : described) {
+      groups.emplace_back();
+      for (const auto& name : names) groups.back().emplace_back(name, params[name].tensor);
+      options.push_back(values);
+    }
+    return make_optimizer(rule, groups, options, std::move(gauges), recipe, treatment);
+  };
 }
 
 template <class T>
@@ -533,13 +465,13 @@ void bind_invariants(py::module_& module) {
   module.def(
       "gauge_invariants",
       [](const Gauge& gauge, NamedTensors parameters, PythonLoss loss,
-         const std::optional<Description>& optimizer, std::vector<Gauge> others, uint64_t seed,
+         std::optional<Description> optimizer, std::vector<Gauge> others, uint64_t seed,
          int64_t steps) {
         testing::InvariantOptions options;
         options.seed = seed;
         options.steps = steps;
         options.others = std::move(others);
-        if (optimizer) options.optimizer = factory_of(*optimizer);
+        if (optimizer) options.optimizer = factory_of(std::move(*optimizer));
         const testing::Loss of_table = [&loss](const Parameters& table, int64_t batch) {
           NamedTensors tensors;
           for (const auto& [name, tensor] : table) tensors.emplace_back(name, tensor);
@@ -556,9 +488,7 @@ void bind_invariants(py::module_& module) {
 }  // namespace
 
 void bind_makers(py::module_& module) {
-  bind_rescales(module);
-  bind_norms_and_shifts(module);
-  bind_attention(module);
+  bind_makers_of_gauges(module);
   bind_measures(module);
   bind_invariants(module);
   // Where users find the classes that are theirs, and what they are.

@@ -30,6 +30,7 @@ PYBIND11_MODULE(_C, module) {
   bind_symmetries(module);
   bind_optimizer(module);
   bind_makers(module);
+  bind_placement(module);
 }
 
 }  // namespace ddc::python

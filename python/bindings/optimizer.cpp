@@ -72,7 +72,7 @@ class PythonOptimizer : public LiftedOptimizer {
         init_(std::move(init)) {
     construct(groups, names, std::move(gauges), std::move(treatments));
   }
-  ~PythonOptimizer() override {
+  ~PythonOptimizer() override {  // NOLINT(bugprone-exception-escape): the lock does not throw
     const py::gil_scoped_acquire lock;
     rule_ = py::function();
     init_ = py::function();
@@ -115,6 +115,10 @@ class PythonOptimizer : public LiftedOptimizer {
                       view.name, "' of shape ", gradient.sizes());
     return displacement.detach().to(gradient.options());
   }
+  std::vector<bool> step_in_place_(
+      const std::vector<InPlaceStep<LiftedParamState, LiftedOptions>>& steps) const override {
+    return std::vector<bool>(steps.size(), false);
+  }
   at::Tensor momentum(const at::Tensor& /*gradient*/, LiftedParamState& /*state*/,
                       const LiftedOptions& /*options*/) const override {
     return {};
@@ -132,62 +136,54 @@ class PythonOptimizer : public LiftedOptimizer {
 
 // ---- The optimizer behind a torch.optim.Optimizer ---------------------------------------------------
 
-/// Treatments from {option: value, or {kind or name: value}}. What is said for all comes first.
-Treatments treatments_of(Treatments treatments, const py::dict& given) {
-  for (const auto& [key, value] : given) {
-    const auto option = key.cast<std::string>();
-    if (py::isinstance<py::dict>(value)) continue;
-    treatments.set(option, option_value(option, value));
+}  // namespace
+
+std::unique_ptr<LiftedOptimizer> make_optimizer(const py::object& rule,
+                                                const std::vector<NamedTensors>& groups,
+                                                const std::vector<py::dict>& options,
+                                                std::vector<Gauge> gauges,
+                                                const std::string& recipe,
+                                                const py::dict& treatment, bool placed) {
+  Parameters names;
+  for (const auto& group : groups) {
+    for (const auto& [name, tensor] : group) names.add(name, tensor);
   }
-  for (const auto& [key, value] : given) {
-    if (!py::isinstance<py::dict>(value)) continue;
-    const auto option = key.cast<std::string>();
-    for (const auto& [kind, each] : value.cast<py::dict>()) {
-      treatments.set(option, option_value(option, each), kind.cast<std::string>());
+  const bool in_python = py::isinstance<py::tuple>(rule);
+  const auto name =
+      in_python ? rule.cast<py::tuple>()[0].cast<std::string>() : rule.cast<std::string>();
+  auto prepared = ddc::recipe(recipe, name, std::move(gauges));
+  auto treatments = treatments_of(prepared.treatments, treatment);
+  if (placed) treatments.already_placed();
+  const auto param_groups = [&](const auto& make_options) {
+    std::vector<ParamGroup> result;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      std::vector<at::Tensor> tensors;
+      for (const auto& each : groups[g]) tensors.push_back(each.second);
+      std::unique_ptr<LiftedOptions> own = make_options();
+      own->list().assign(option_values(options[g]), name);
+      result.emplace_back(std::move(tensors), std::move(own));
     }
+    return result;
+  };
+  if (in_python) {
+    const auto parts = rule.cast<py::tuple>();
+    return std::make_unique<PythonOptimizer>(
+        name, parts[1].cast<py::function>(), parts[2].cast<py::function>(),
+        param_groups([] { return std::make_unique<PythonOptions>(); }), names,
+        std::move(prepared.gauges), std::move(treatments));
   }
-  return treatments;
+  const auto& registered = registered_rule(name);
+  return registered.make(param_groups(registered.options), names, std::move(prepared.gauges),
+                         std::move(treatments));
 }
+
+namespace {
 
 /// A lifted optimizer whose options and state are torch.optim's dictionaries. Those are what counts:
 /// they are looked at before every step, and loaded where they are not what the last step left.
 class Core {
  public:
-  /// `rule` is the name of a registered one, or (name, rule, init) in Python.
-  Core(const py::object& rule, const std::vector<NamedTensors>& groups,
-       const std::vector<py::dict>& options, std::vector<Gauge> gauges, const std::string& recipe,
-       const py::dict& treatment) {
-    Parameters names;
-    for (const auto& group : groups) {
-      for (const auto& [name, tensor] : group) names.add(name, tensor);
-    }
-    const bool in_python = py::isinstance<py::tuple>(rule);
-    const auto name =
-        in_python ? rule.cast<py::tuple>()[0].cast<std::string>() : rule.cast<std::string>();
-    auto prepared = ddc::recipe(recipe, name, std::move(gauges));
-    auto treatments = treatments_of(prepared.treatments, treatment);
-    const auto param_groups = [&](const auto& make_options) {
-      std::vector<ParamGroup> result;
-      for (size_t g = 0; g < groups.size(); ++g) {
-        std::vector<at::Tensor> tensors;
-        for (const auto& each : groups[g]) tensors.push_back(each.second);
-        std::unique_ptr<LiftedOptions> own = make_options();
-        own->list().assign(option_values(options[g]), name);
-        result.emplace_back(std::move(tensors), std::move(own));
-      }
-      return result;
-    };
-    if (in_python) {
-      const auto parts = rule.cast<py::tuple>();
-      optimizer_ = std::make_unique<PythonOptimizer>(
-          name, parts[1].cast<py::function>(), parts[2].cast<py::function>(),
-          param_groups([] { return std::make_unique<PythonOptions>(); }), names,
-          std::move(prepared.gauges), std::move(treatments));
-    } else {
-      const auto& registered = registered_rule(name);
-      optimizer_ = registered.make(param_groups(registered.options), names,
-                                   std::move(prepared.gauges), std::move(treatments));
-    }
+  explicit Core(std::unique_ptr<LiftedOptimizer> optimizer) : optimizer_(std::move(optimizer)) {
     bound_at_ = checksums();
   }
 
@@ -258,6 +254,18 @@ class Core {
 
   const LiftedOptimizer& optimizer() const { return *optimizer_; }
 
+  /// Loads a state, and moves weights that are placed to the place that it knows.
+  void resume(const py::object& state, const py::list& parameters) {
+    is_fresh_ = false;
+    load(state, parameters, LiftedOptimizer::Load::resume);
+  }
+
+  void move(const py::object& state, const py::list& parameters, bool to_original) {
+    pull(state, parameters);
+    const py::gil_scoped_release unlocked;
+    to_original ? optimizer_->to_original_() : optimizer_->to_canonical_();
+  }
+
  private:
   /// The dictionary of a parameter, or None.
   static py::object entries_of(const py::object& state, const py::handle& parameter) {
@@ -272,7 +280,7 @@ class Core {
       if (!entries.back().is_none()) given += py::len(entries.back());
     }
     const bool is_fresh = std::exchange(is_fresh_, false);
-    if (given == 0) return optimizer_->reset_state();
+    if (given == 0) return reset();
     size_t same = 0;
     for (const auto& slot : optimizer_->state_slots()) {
       const auto& entry = entries[slot.parameter];
@@ -289,8 +297,14 @@ class Core {
       load(state, parameters, LiftedOptimizer::Load::adopt);
     } else if (is_fresh && checksums() != bound_at_) {
       // Weights were loaded after the optimizer was made: what was read off the others is read again.
-      optimizer_->reset_state();
+      reset();
     }
+  }
+
+  void reset() {
+    const py::gil_scoped_release
+        unlocked;  // gradients may have to be moved, which asks for autograd
+    optimizer_->reset_state();
   }
 
   void load(const py::object& state, const py::list& parameters, LiftedOptimizer::Load mode) {
@@ -358,6 +372,8 @@ void bind_optimizer(py::module_& module) {
       .def_readonly("gauges", &Report::gauges)
       .def_readonly("tensors", &Report::tensors)
       .def_readonly("gauged_tensors", &Report::gauged_tensors)
+      .def_property_readonly("place", [](const Report& report) { return to_string(report.place); })
+      .def_readonly("why_in_place", &Report::why_in_place)
       .def_property_readonly("dimension", &Report::dimension)
       .def_property_readonly("degenerate_channels", &Report::degenerate_channels)
       .def_property_readonly("largest_imbalance", &Report::largest_imbalance)
@@ -368,15 +384,22 @@ void bind_optimizer(py::module_& module) {
       });
 
   py::class_<Core>(module, "Core")
-      .def(py::init<const py::object&, const std::vector<NamedTensors>&,
-                    const std::vector<py::dict>&, std::vector<Gauge>, const std::string&,
-                    const py::dict&>(),
+      .def(py::init([](const py::object& rule, const std::vector<NamedTensors>& groups,
+                       const std::vector<py::dict>& options, std::vector<Gauge> gauges,
+                       const std::string& recipe, const py::dict& treatment, bool placed) {
+             return std::make_unique<Core>(make_optimizer(rule, groups, options, std::move(gauges),
+                                                          recipe, treatment, placed));
+           }),
            py::arg("rule"), py::arg("groups"), py::arg("options"), py::arg("gauges"),
-           py::arg("recipe"), py::arg("treatment"))
+           py::arg("recipe"), py::arg("treatment"), py::arg("placed") = false)
       .def("step", &Core::step, py::arg("options"), py::arg("state"), py::arg("parameters"))
       .def("check", &Core::check, py::arg("options"), py::arg("state"), py::arg("parameters"))
       .def("push", &Core::push, py::arg("state"), py::arg("parameters"), py::arg("missing"))
       .def("slots", &Core::slots)
+      .def("resume", &Core::resume, py::arg("state"), py::arg("parameters"))
+      .def("move", &Core::move, py::arg("state"), py::arg("parameters"), py::arg("to_original"))
+      .def_property_readonly("is_placed",
+                             [](const Core& core) { return core.optimizer().is_placed(); })
       .def("symmetries", [](const Core& core) { return core.optimizer().symmetries(); })
       .def("gauges", [](const Core& core) { return core.optimizer().gauges(); })
       .def(

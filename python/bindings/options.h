@@ -2,6 +2,7 @@
 
 #include "bindings.h"
 #include "ddc/options.h"
+#include "ddc/treatment.h"
 
 // Options between Python and C++: values by name, and declarations as dictionaries.
 
@@ -36,6 +37,23 @@ inline OptionValues option_values(const py::dict& values) {
     result[name] = option_value(name, value);
   }
   return result;
+}
+
+/// Treatments from {option: value, or {kind or name: value}}. What is said for all comes first.
+inline Treatments treatments_of(Treatments treatments, const py::dict& given) {
+  for (const auto& [key, value] : given) {
+    const auto option = key.cast<std::string>();
+    if (py::isinstance<py::dict>(value)) continue;
+    treatments.set(option, option_value(option, value));
+  }
+  for (const auto& [key, value] : given) {
+    if (!py::isinstance<py::dict>(value)) continue;
+    const auto option = key.cast<std::string>();
+    for (const auto& [kind, each] : value.cast<py::dict>()) {
+      treatments.set(option, option_value(option, each), kind.cast<std::string>());
+    }
+  }
+  return treatments;
 }
 
 inline py::object to_python(const Option& option, const OptionValue& value) {

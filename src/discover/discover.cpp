@@ -11,9 +11,9 @@
 #include <sstream>
 
 #include "ddc/discover/gate.h"
-#include "ddc/discover/reasons.h"
 #include "ddc/geometry/completeness.h"
 #include "ddc/measure/engagement.h"
+#include "discover/reasons.h"
 #include "frame/plan.h"
 #include "gauge/leg_maps.h"
 #include "labels.h"

@@ -1,4 +1,4 @@
-#include "ddc/discover/reasons.h"
+#include "discover/reasons.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>

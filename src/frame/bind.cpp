@@ -4,19 +4,23 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "frame/frame.h"
-#include "frame/section.h"
-#include "frame/shift.h"
-#include "sweeps.h"
+#include "frame/sweeps.h"
 
 namespace ddc {
 namespace {
 
-double epsilon(const TensorPlan& tensor) {
-  return tensor.compute_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
-                                              : std::numeric_limits<float>::epsilon();
+/// From centred tensors inwards, as far as units and frames are known.
+at::Tensor inside(CoordinateMaps& maps, const Tensors& centred, size_t t) {
+  const auto until = [&](size_t tensor, const CoordinateMap& level) {
+    auto x = centred[tensor].clone();
+    for (const auto* map : maps.between(&maps.scale, &level)) map->to_coordinates_(tensor, x);
+    return x;
+  };
+  maps.effective_weight.read_one(t,
+                                 [&](size_t gain) { return until(gain, maps.effective_weight); });
+  return until(t, maps.polar);
 }
 
 }  // namespace
@@ -32,89 +36,69 @@ Frame::Frame(const std::vector<GroupedParameter>& parameters, const std::vector<
     TORCH_CHECK(tensor.tensor.isfinite().all().item<bool>(), "parameter '", tensor.name,
                 "' has NaN or Inf entries: its gauges cannot be bound");
   }
-  bind_();
-  const auto start = [](ScalarMoments& moments, const at::Tensor& like) {
-    moments.first = at::zeros_like(like);
-    moments.second = at::zeros_like(like);
-  };
+  const std::vector<bool> all(plan_.tensors.size(), true);
+  for (const auto& component : plan_.components) {
+    if (!component.gauges.empty()) bind_(component, all);
+  }
   for (size_t k = 0; k < plan_.gauges.size(); ++k) {
-    if (plan_.gauges[k].treatment.vertical == Vertical::frozen) continue;
-    start(gauge_states_[k].vertical, gauge_states_[k].held);
+    auto& state = gauge_states_[k];
+    if (plan_.gauges[k].treatment.vertical != Vertical::frozen) state.vertical.start(state.held);
   }
   for (size_t m = 0; m < plan_.radial_modes.size(); ++m) {
-    const auto& gauge = plan_.gauges[plan_.radial_modes[m].gauge].gauge;
-    start(radial_states_[m], at::zeros({gauge.channels}, at::kDouble));
+    const auto& gauge = plan_.gauges[plan_.radial_modes[m].gauge];
+    radial_states_[m].start(at::zeros({gauge.gauge.channels}, gauge.options()));
   }
 }
 
-void Frame::add(const GroupedParameter& parameter) {
-  TensorPlan tensor;
-  tensor.name = parameter.parameter.name;
-  tensor.tensor = parameter.parameter.tensor;
-  tensor.param_group = parameter.param_group;
-  Component alone;
-  alone.tensors = {plan_.tensors.size()};
-  plan_.tensors.push_back(std::move(tensor));
-  plan_.components.push_back(std::move(alone));
-}
-
-void Frame::bind_() {
-  for (size_t k = 0; k < plan_.gauges.size(); ++k) {
+void Frame::bind_(const Component& component, const std::vector<bool>& all) {
+  for (const size_t k : component.gauges) {
     const auto& gauge = plan_.gauges[k];
     if (!gauge.is_scale()) continue;
-    auto& state = gauge_states_[k];
-    state.log_unit = at::zeros({gauge.gauge.channels}, at::kDouble);
-    state.target = section_target(gauge);
+    gauge_states_[k].log_unit = at::zeros({gauge.gauge.channels}, gauge.options());
+    gauge_states_[k].target = section_target(gauge);
   }
-  for (const auto& component : plan_.components) {
-    if (component.gauges.empty()) continue;
-    auto chart = chart_of(component);
-    auto x = centre_(chart);
-    for (const size_t k : component.gauges) {
-      const auto& gauge = plan_.gauges[k];
-      if (!gauge.is_shift()) continue;
-      auto& state = gauge_states_[k];
-      state.held = chart.shift[k];
-      state.bound = at::ones({gauge.gauge.channels}, at::kBool);
-      state.known = state.bound.clone();
-    }
-    for (const size_t t : component.tensors) {
-      const auto& tensor = plan_.tensors[t];
-      if (tensor.shifts.empty()) continue;
-      // What is left of a constant is rounding, and must not pass for a side that is not zero.
-      const auto shifted = (tensor.tensor.detach() - x[t]).abs();
-      x[t] = at::where(x[t].abs() > shifted * (8 * epsilon(tensor)), x[t], 0);
-    }
-    bind_sections_(component, x);
-    Tensors in_frames(plan_.tensors.size());
-    for (const size_t t : component.tensors) in_frames[t] = in_units(x, t).clone();
-    // A Gram matrix is measured in the linear units of the other axes; rotations do not change it.
-    for (const size_t k : component.gauges) {
-      if (plan_.gauges[k].is_linear()) enter_frame_(plan_.gauges[k], gauge_states_[k], in_frames);
-    }
-    for (const size_t k : component.gauges) {
-      const auto& gauge = plan_.gauges[k];
-      if (gauge.gauge.action == Action::rotation) bind_frame_(gauge, in_frames, gauge_states_[k]);
-      if (gauge.gauge.mixes()) align_frame_(gauge, gauge_states_[k], in_frames);
-    }
+  CoordinateMaps maps(ComponentView(plan_, component, gauge_states_, all));
+  Tensors x(maps.view);
+  maps.read_(&maps.scale);
+  for (const size_t t : component.tensors) x[t] = maps.coordinates(t, &maps.scale);
+  maps.centre.bind_(gauge_states_, x);
+  bind_sections_(maps, x);
+  // A Gram matrix is measured in the linear frames of the other axes; rotations do not change it.
+  Tensors in_frames(maps.view);
+  for (const size_t t : component.tensors) in_frames[t] = inside(maps, x, t);
+  for (const size_t k : component.gauges) {
+    const auto& gauge = plan_.gauges[k];
+    if (gauge.gauge.action == Action::rotation) bind_frame_(gauge, in_frames, gauge_states_[k]);
+    if (gauge.gauge.mixes()) align_frame_(gauge, gauge_states_[k], in_frames);
   }
 }
 
-void Frame::bind_sections_(const Component& component, Tensors& x) {
-  Squares squares(plan_.tensors.size());
-  for (const size_t t : component.tensors) squares[t] = AxisSquares(in_units(x, t));
-  for (int sweep = 0; sweep < sweeps::kMostToBind; ++sweep) {
-    double largest = 0;
+void Frame::bind_sections_(CoordinateMaps& maps, const Tensors& x) {
+  const auto& component = maps.view.component;
+  Squares squares(maps.view);
+  for (const size_t t : component.tensors) squares[t] = AxisSquares(inside(maps, x, t));
+  std::string linear;
+  for (const size_t k : component.gauges) {
+    if (plan_.gauges[k].is_linear()) linear += " '" + plan_.gauges[k].gauge.name + "'";
+  }
+  const int most = linear.empty() ? sweeps::kMostToBind : sweeps::kMostLinearToBind;
+  double largest = 0;
+  for (int sweep = 0; sweep < most; ++sweep) {
+    largest = 0;
     for (const size_t k : component.gauges) {
       const auto& gauge = plan_.gauges[k];
       auto& state = gauge_states_[k];
       if (gauge.is_linear()) {
-        Tensors now(plan_.tensors.size());
-        for (const auto& leg : gauge.legs) now[leg.tensor] = in_units(x, leg.tensor).clone();
-        bind_frame_(gauge, now, state);
-        enter_frame_(gauge, state, now);
+        // Measured in the frames of the linear gauges on the tensors' other axes, and in its own.
+        Tensors now(maps.view);
+        for (const auto& leg : gauge.legs) now[leg.tensor] = inside(maps, x, leg.tensor);
+        if (sweep == 0) {
+          bind_frame_(gauge, now, state);
+        } else {
+          largest = std::max(largest, refine_frame_(gauge, now, sweeps::damping(gauge), state));
+        }
         for (const auto& leg : gauge.legs) {
-          squares[leg.tensor] = AxisSquares(now[leg.tensor]);
+          squares[leg.tensor] = AxisSquares(inside(maps, x, leg.tensor));
         }
       }
       if (!gauge.is_scale()) continue;
@@ -128,8 +112,14 @@ void Frame::bind_sections_(const Component& component, Tensors& x) {
       move_squares_(gauge, -change, squares);
       largest = std::max(largest, change.abs().max().item<double>());
     }
-    if (!component.coupled || largest <= sweeps::kTolerance) break;
+    if (!component.coupled || (sweep > 0 && largest <= sweeps::kTolerance)) break;
   }
+  TORCH_CHECK_VALUE(!component.coupled || linear.empty() || largest <= sweeps::kLinearTolerance,
+                    "the linear gauges", linear,
+                    " share tensors with others, and have no common place "
+                    "at these weights (after ",
+                    most, " sweeps they still move by ", largest,
+                    "): they cannot be held exactly together; leave one of them out");
   for (const size_t k : component.gauges) {
     const auto& gauge = plan_.gauges[k];
     if (!gauge.is_scale()) continue;

@@ -25,28 +25,18 @@ at::Tensor transposed(const at::Tensor& m) { return m.transpose(-1, -2); }
 at::Tensor symmetric(const at::Tensor& m) { return (m + transposed(m)) * 0.5; }
 at::Tensor identity(const GaugePlan& gauge) {
   const auto& g = gauge.gauge;
-  return at::eye(g.block, at::kDouble).expand({g.blocks(), g.block, g.block}).clone();
+  return at::eye(g.block, gauge.options()).expand({g.blocks(), g.block, g.block}).clone();
 }
 /// [blocks] -> [blocks, 1, 1].
 at::Tensor per_block(const at::Tensor& v) { return v.view({-1, 1, 1}); }
 
-at::Tensor leg_matrix(const BoundLeg& leg, const at::Tensor& plus) {
-  return leg.exponent > 0 ? plus : transposed(at::linalg_inv(plus));
-}
-
-at::Tensor inverse_frame(const GaugePlan& gauge, const GaugeState& state) {
-  return gauge.is_linear() ? at::linalg_inv(state.frame) : transposed(state.frame);
-}
-
-void multiply_(const BoundLeg& leg, const at::Tensor& matrices, at::Tensor& x) {
-  leg.blocks->put_(x, matrices.to(x.options()).matmul(leg.blocks->take(x)));
-}
-
 /// The same Gram matrix with fixed generic weights on the entries: covariant as well, and not
-/// degenerate where the plain one is (orthogonal initialisation, a whitened side). Several of them,
-/// [weightings, blocks, block, block].
+/// degenerate where the plain one is (orthogonal initialisation, a whitened side). Several of them, on
+/// the CPU, [weightings, blocks, block, block].
 at::Tensor weighted_grams(const GaugePlan& gauge, const Tensors& x) {
-  std::vector<at::Tensor> totals(kWeightings, at::zeros_like(identity(gauge)));
+  const auto& g = gauge.gauge;
+  std::vector<at::Tensor> totals(kWeightings,
+                                 at::zeros({g.blocks(), g.block, g.block}, at::kDouble));
   for (const auto& leg : gauge.legs) {
     if (leg.mixed_later) continue;
     const auto part = leg.blocks->take(x[leg.tensor]).to(at::kCPU);
@@ -54,6 +44,21 @@ at::Tensor weighted_grams(const GaugePlan& gauge, const Tensors& x) {
     for (int w = 0; w < kWeightings; ++w) {
       const auto weights = (index * std::sqrt(2.0 + w)).cos() + 1.5;
       totals[w] = totals[w] + (part * weights).matmul(transposed(part));
+    }
+  }
+  return at::stack(totals);
+}
+
+/// Sums of every coordinate with fixed generic weights along the free axes, [weightings, blocks, block, 1].
+at::Tensor weighted_sums(const GaugePlan& gauge, const Tensors& x) {
+  const auto& g = gauge.gauge;
+  std::vector<at::Tensor> totals(kWeightings, at::zeros({g.blocks(), g.block, 1}, at::kDouble));
+  for (const auto& leg : gauge.legs) {
+    if (leg.mixed_later) continue;
+    const auto part = leg.blocks->take(x[leg.tensor]).to(at::kCPU);
+    const auto index = at::arange(1, part.size(-1) + 1, at::kDouble).unsqueeze(-1);
+    for (int w = 0; w < kWeightings; ++w) {
+      totals[w] = totals[w] + part.matmul((index * std::sqrt(2.0 + w)).cos());
     }
   }
   return at::stack(totals);
@@ -82,11 +87,11 @@ at::Tensor aligned(const at::Tensor& columns, const at::Tensor& guide) {
 
 /// The eigenbasis of symmetric matrices, columns by ascending eigenvalue. Within clusters of nearly
 /// equal eigenvalues it follows the identity if `keep` (the frame there is now), else the weighted
-/// Gram matrices.
-at::Tensor eigenbasis(const at::Tensor& matrices, const GaugePlan& gauge, const Tensors& x,
-                      bool keep) {
+/// Gram matrices that `weigh` returns. Found on the CPU, which looks at every eigenvalue.
+template <class Weigh>
+at::Tensor eigenbasis(const at::Tensor& matrices, bool keep, const Weigh& weigh) {
   at::Tensor weighted;
-  auto [values, vectors] = at::linalg_eigh(symmetric(matrices));
+  auto [values, vectors] = at::linalg_eigh(symmetric(matrices).to(at::kCPU));
   vectors = vectors.contiguous();
   const int64_t size = values.size(1);
   const auto* value = values.const_data_ptr<double>();
@@ -99,13 +104,13 @@ at::Tensor eigenbasis(const at::Tensor& matrices, const GaugePlan& gauge, const 
       at::Tensor basis;
       if (keep) basis = aligned(columns.clone(), at::eye(size, at::kDouble));
       if (!basis.defined()) {
-        if (!weighted.defined()) weighted = weighted_grams(gauge, x);
+        if (!weighted.defined()) weighted = weigh();
         basis = best_told_apart(columns, weighted.select(1, b));
       }
       columns.copy_(basis);
     }
   }
-  return vectors;
+  return vectors.to(matrices.device());
 }
 
 struct Balance {
@@ -126,7 +131,7 @@ at::Tensor where_block(const at::Tensor& mask, const at::Tensor& a, const at::Te
 
 Balance balance(const at::Tensor& plus, const at::Tensor& minus) {
   const auto full_rank = has_full_rank(plus) & has_full_rank(minus);
-  const auto one = at::eye(plus.size(-1), at::kDouble).expand_as(plus);
+  const auto one = at::eye(plus.size(-1), plus.options()).expand_as(plus);
   const auto root = at::linalg_cholesky(where_block(full_rank, symmetric(plus), one));
   const auto other = at::linalg_cholesky(where_block(full_rank, symmetric(minus), one));
   // Of a product of roots, not of the Gram matrices' product: where both sides are small in the same
@@ -138,11 +143,14 @@ Balance balance(const at::Tensor& plus, const at::Tensor& minus) {
           full_rank};
 }
 
+at::Tensor symmetric_power(const at::Tensor& m, double exponent) {
+  const auto [values, vectors] = at::linalg_eigh(symmetric(m));
+  return (vectors * values.clamp_min(0).pow(exponent).unsqueeze(-2)).matmul(transposed(vectors));
+}
+
 /// The symmetric positive factor that balances: (G^T G)^(1/2).
 at::Tensor symmetric_factor(const Balance& balance) {
-  const auto square = transposed(balance.factor).matmul(balance.factor);
-  const auto [values, vectors] = at::linalg_eigh(symmetric(square));
-  return (vectors * values.clamp_min(0).sqrt().unsqueeze(-2)).matmul(transposed(vectors));
+  return symmetric_power(transposed(balance.factor).matmul(balance.factor), 0.5);
 }
 
 /// The norm a channel of the side has at a usual initialisation, [blocks, block, 1].
@@ -167,36 +175,38 @@ at::Tensor one_sided(const GaugePlan& gauge, const at::Tensor& plus, const at::T
   return inverse;
 }
 
-at::Tensor side_gram(const GaugePlan& gauge, const Tensors& x, int sign) {
-  const auto result = gram(gauge, x, sign);
-  return result.defined() ? result : at::zeros_like(identity(gauge));
-}
-
 }  // namespace
 
 at::Tensor gram(const GaugePlan& gauge, const Tensors& x, int sign) {
-  at::Tensor total;
+  auto total = at::zeros_like(identity(gauge));
   for (const auto& leg : gauge.legs) {
-    if (leg.exponent * sign < 0) continue;
-    const auto product = leg_gram(leg, x[leg.tensor]);
-    total = total.defined() ? total + product : product;
+    if (leg.exponent * sign >= 0) total += leg_gram(leg, x[leg.tensor]);
   }
   return total;
 }
 
 at::Tensor leg_gram(const BoundLeg& leg, const at::Tensor& x) {
   const auto part = leg.blocks->take(x);
-  return part.matmul(transposed(part)).to(at::kCPU);
+  return part.matmul(transposed(part)).to(leg.home);
 }
 
 void bind_frame_(const GaugePlan& gauge, const Tensors& x, GaugeState& state) {
   state.frame = identity(gauge);
   state.target = identity(gauge);
-  state.eigenvalues = at::ones({gauge.gauge.blocks(), gauge.gauge.block}, at::kDouble);
+  state.eigenvalues = at::ones({gauge.gauge.blocks(), gauge.gauge.block}, gauge.options());
   if (gauge.gauge.action == Action::linear) {
-    const auto plus = side_gram(gauge, x, +1);
-    const auto minus = side_gram(gauge, x, -1);
+    const auto plus = gram(gauge, x, +1);
+    const auto minus = gram(gauge, x, -1);
     const auto balanced = balance(plus, minus);
+    // Weights that are not zero and fix no basis on either side have no place on their orbit to agree on.
+    const auto size = plus.diagonal(0, -2, -1).sum(-1) + minus.diagonal(0, -2, -1).sum(-1);
+    const auto lost =
+        has_full_rank(plus).logical_or(has_full_rank(minus)).logical_not() & (size > 0);
+    TORCH_CHECK_VALUE(!lost.any().item<bool>(), "gauge '", gauge.gauge.name, "' mixes ",
+                      gauge.gauge.block, " channels, and neither side has full rank (in ",
+                      lost.sum().item<int64_t>(), " of ", gauge.gauge.blocks(),
+                      " blocks): the group does not act freely there, and cannot be held exactly; "
+                      "leave the gauge out");
     state.frame = at::linalg_inv(
         where_block(balanced.full_rank, balanced.factor, one_sided(gauge, plus, minus)));
     state.bound = balanced.full_rank;
@@ -207,42 +217,57 @@ void bind_frame_(const GaugePlan& gauge, const Tensors& x, GaugeState& state) {
   state.known = state.bound.clone();
 }
 
+double refine_frame_(const GaugePlan& gauge, const Tensors& x, double damping, GaugeState& state) {
+  const auto plus = gram(gauge, x, +1);
+  const auto minus = gram(gauge, x, -1);
+  auto factor = symmetric_factor(balance(plus, minus));
+  if (damping != 1) factor = symmetric_power(factor, damping);
+  factor = where_block(state.bound, factor, one_sided(gauge, plus, minus));
+  state.frame = state.frame.matmul(at::linalg_inv(factor));
+  return (factor - identity(gauge)).abs().max().item<double>();
+}
+
 void align_frame_(const GaugePlan& gauge, GaugeState& state, Tensors& x) {
   const auto grams = gram(gauge, x);
-  const auto basis = eigenbasis(grams, gauge, x, /*keep=*/false);
+  const auto basis = eigenbasis(grams, /*keep=*/false, [&] { return weighted_grams(gauge, x); });
   state.frame = state.frame.matmul(basis);
   state.eigenvalues = transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1).clone();
   for (const auto& leg : gauge.legs) multiply_(leg, transposed(basis), x[leg.tensor]);
 }
 
-void enter_frame_(const GaugePlan& gauge, size_t l, const GaugeState& state, at::Tensor& x) {
-  const auto& leg = gauge.legs[l];
-  multiply_(leg, leg.exponent > 0 ? inverse_frame(gauge, state) : transposed(state.frame), x);
-}
-
-void enter_frame_(const GaugePlan& gauge, const GaugeState& state, Tensors& x) {
-  for (size_t l = 0; l < gauge.legs.size(); ++l) {
-    enter_frame_(gauge, l, state, x[gauge.legs[l].tensor]);
+at::Tensor canonical_basis(const GaugePlan& gauge, const Tensors& x) {
+  const auto grams = gram(gauge, x).to(at::kCPU);
+  // Rotations that leave the vector of ones alone act on its complement.
+  const auto inside = gauge.gauge.fixes_ones ? gauge.complement.to(at::kCPU) : at::Tensor();
+  const auto within = [&](const at::Tensor& m) {
+    return inside.defined() ? inside.t().matmul(m).matmul(inside) : m;
+  };
+  auto basis =
+      eigenbasis(within(grams), /*keep=*/false, [&] { return within(weighted_grams(gauge, x)); });
+  const auto columns = inside.defined() ? inside.matmul(basis) : basis;
+  // Of an eigenvector the sign is free: that of a sum with generic weights is taken, of those sums the
+  // one that is farthest from zero.
+  const auto sums = transposed(columns).matmul(weighted_sums(gauge, x)).squeeze(-1);
+  const auto clearest = std::get<1>(sums.abs().max(0, /*keepdim=*/true));
+  const auto chosen = sums.gather(0, clearest).squeeze(0);
+  auto signs = at::where(chosen < 0, -1.0, 1.0).to(at::kDouble);
+  if (gauge.gauge.block == 2 && gauge.gauge.action == Action::rotation) {
+    // A rotary plane may be turned and not reflected: the second axis follows the first.
+    const auto det = at::linalg_det(columns) * signs.prod(1);
+    signs.select(1, 1).mul_(det.sign());
   }
+  basis = basis * signs.unsqueeze(1);
+  if (!inside.defined()) return basis.to(gauge.device());
+  const double n = static_cast<double>(gauge.gauge.block);
+  return (inside.matmul(basis).matmul(inside.t()) + 1 / n).to(gauge.device());
 }
 
-void pull_back_(const GaugePlan& gauge, const GaugeState& state, Tensors& gradients) {
-  const auto inverse = inverse_frame(gauge, state);
-  for (const auto& leg : gauge.legs) {
-    auto& gradient = gradients[leg.tensor];
-    if (!gradient.defined()) continue;
-    multiply_(leg, leg.exponent > 0 ? transposed(state.frame) : inverse, gradient);
-  }
+void multiply_(const BoundLeg& leg, const at::Tensor& matrices, at::Tensor& x) {
+  leg.blocks->put_(x, matrices.to(x.options()).matmul(leg.blocks->take(x)));
 }
 
-void leave_frame_(const BoundLeg& leg, const GaugeState& state, at::Tensor& x) {
-  multiply_(leg, leg_matrix(leg, state.frame), x);
-}
-
-at::Tensor leave_frame(const BoundLeg& leg, const GaugeState& state, const at::Tensor& x) {
-  auto result = x.clone();
-  leave_frame_(leg, state, result);
-  return result;
+at::Tensor leg_matrix(const BoundLeg& leg, const at::Tensor& element) {
+  return leg.exponent > 0 ? element : transposed(at::linalg_inv(element));
 }
 
 Orbit orbit_at(const GaugePlan& gauge, const at::Tensor& gram) {
@@ -264,7 +289,7 @@ Orbit orbit_at(const GaugePlan& gauge, const at::Tensor& gram) {
 
 at::Tensor orbit_moment(const BoundLeg& leg, const at::Tensor& vector, const at::Tensor& x) {
   const auto product =
-      leg.blocks->take(vector.to(at::kDouble)).matmul(transposed(leg.blocks->take(x))).to(at::kCPU);
+      leg.blocks->take(vector.to(at::kDouble)).matmul(transposed(leg.blocks->take(x))).to(leg.home);
   return product - transposed(product);
 }
 
@@ -280,25 +305,32 @@ at::Tensor along_orbit(const BoundLeg& leg, const at::Tensor& angle, const at::T
   return result;
 }
 
-double rebalance_linear_(const GaugePlan& gauge, const Tensors& now, GaugeState& state,
-                         Tensors& x) {
-  if (gauge.plus.empty() || gauge.minus.empty()) return 0;
-  const auto plus = side_gram(gauge, now, +1);
-  const auto minus = side_gram(gauge, now, -1);
-  // Blocks leave the stratum where a side is not of full rank, and come into it.
+at::Tensor exact_balancing_factor(const at::Tensor& p, const at::Tensor& m) {
+  return symmetric_factor(balance(p, m));
+}
+
+void update_linear_binding_(const GaugePlan& gauge, const at::Tensor& plus, const at::Tensor& minus,
+                            GaugeState& state) {
   const auto direct = balance(plus, minus);
-  const auto log_ratio = at::linalg_eigvalsh(symmetric_factor(direct)).clamp_min(1e-300).log();
+  const auto factor = symmetric_factor(direct);
+  const auto log_ratio = at::linalg_eigvalsh(factor).clamp_min(1e-300).log();
   const auto usual =
       (reference(gauge, gauge.minus) / reference(gauge, gauge.plus)).log().mean({1, 2});
   const auto comparable = direct.full_rank & ((log_ratio * 2 - usual.unsqueeze(-1)).abs().amax(1) <=
                                               std::log(kComparable));
   const auto entering = state.bound.logical_not() & comparable;
   const auto first_time = entering & state.known.logical_not();
-  if (first_time.any().item<bool>()) {
-    state.target.copy_(where_block(first_time, symmetric_factor(direct), state.target));
-  }
+  state.target.copy_(where_block(first_time, factor, state.target));
   state.bound.logical_and_(direct.full_rank).logical_or_(entering);
   state.known.logical_or_(entering);
+}
+
+double rebalance_linear_(const GaugePlan& gauge, const Tensors& now, GaugeState& state,
+                         Tensors& x) {
+  if (gauge.plus.empty() || gauge.minus.empty()) return 0;
+  const auto plus = gram(gauge, now, +1);
+  const auto minus = gram(gauge, now, -1);
+  update_linear_binding_(gauge, plus, minus, state);
   if (!state.bound.any().item<bool>()) return 0;
 
   const auto& t = state.target;
@@ -309,7 +341,7 @@ double rebalance_linear_(const GaugePlan& gauge, const Tensors& now, GaugeState&
   const auto difference = at::where(state.bound, (p - m).norm(2, {1, 2}) / size, 0.0);
   const auto moving = difference > gauge.treatment.rebalance_above;
   if (moving.any().item<bool>()) {
-    const auto factor = t_inverse.matmul(symmetric_factor(balance(p, m))).matmul(t);
+    const auto factor = t_inverse.matmul(exact_balancing_factor(p, m)).matmul(t);
     const auto move = where_block(moving, factor, identity(gauge));
     for (const auto& leg : gauge.legs) multiply_(leg, leg_matrix(leg, move), x[leg.tensor]);
   }
@@ -317,12 +349,10 @@ double rebalance_linear_(const GaugePlan& gauge, const Tensors& now, GaugeState&
 }
 
 void procrustes_(const GaugePlan& gauge, const Tensors& before, Tensors& x) {
-  at::Tensor overlap;
+  auto overlap = at::zeros_like(identity(gauge));
   for (const auto& leg : gauge.legs) {
-    const auto product = leg.blocks->take(before[leg.tensor])
-                             .matmul(transposed(leg.blocks->take(x[leg.tensor])))
-                             .to(at::kCPU);
-    overlap = overlap.defined() ? overlap + product : product;
+    const auto after = leg.blocks->take(x[leg.tensor]);
+    overlap += leg.blocks->take(before[leg.tensor]).matmul(transposed(after)).to(leg.home);
   }
   const auto [u, s, vh] = at::linalg_svd(overlap, /*full_matrices=*/false);
   // Directions in which the weights vanish fix no rotation, and are left alone.
@@ -352,8 +382,9 @@ at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, 
     moving = moving | ((off.norm(2, {1, 2}) > norm * treatment.frame_drift) & (norm > 0));
   }
   if (!moving.any().item<bool>()) return {};
-  const auto basis =
-      where_block(moving, eigenbasis(grams, gauge, x, /*keep=*/true), identity(gauge));
+  const auto turned_back =
+      eigenbasis(grams, /*keep=*/true, [&] { return weighted_grams(gauge, x); });
+  const auto basis = where_block(moving, turned_back, identity(gauge));
   const auto turned = transposed(basis).matmul(grams).matmul(basis).diagonal(0, -2, -1);
   state.eigenvalues.copy_(at::where(moving.unsqueeze(-1), turned, state.eigenvalues));
   state.recomputed += moving.sum().item<int64_t>();
@@ -361,13 +392,12 @@ at::Tensor follow_frame_(const GaugePlan& gauge, const Tensors& x, bool follow, 
 }
 
 at::Tensor linear_coordinate(const GaugePlan& gauge, const Tensors& weights) {
-  const auto direct = balance(side_gram(gauge, weights, +1), side_gram(gauge, weights, -1));
+  const auto direct = balance(gram(gauge, weights, +1), gram(gauge, weights, -1));
   const auto square = transposed(direct.factor).matmul(direct.factor);
   const auto [values, vectors] = at::linalg_eigh(symmetric(square));
-  const auto log_s =
-      (vectors * values.clamp_min(1e-300).log().unsqueeze(-2)).matmul(transposed(vectors));
-  return where_block(direct.full_rank, log_s,
-                     at::full_like(log_s, std::numeric_limits<double>::quiet_NaN()));
+  const auto logs = values.clamp_min(1e-300).log().unsqueeze(-2);
+  const auto nan = at::full({}, std::numeric_limits<double>::quiet_NaN(), at::kDouble);
+  return where_block(direct.full_rank, (vectors * logs).matmul(transposed(vectors)), nan);
 }
 
 }  // namespace ddc

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "frame/chart.h"
+#include "frame/gauge_state.h"
 #include "frame/plan.h"
 
 // Gauges that mix channels: a unit is a matrix. Per block,
@@ -21,28 +21,28 @@
 
 namespace ddc {
 
-/// A vector of tensors indexed as Plan::tensors.
-using Tensors = std::vector<at::Tensor>;
-
 /// Sum over the legs of X X^T, [blocks, block, block]; of one side only for `sign` +1 or -1.
 at::Tensor gram(const GaugePlan& gauge, const Tensors& x, int sign = 0);
 
 /// Reads the frame of every block off the weights (in the other gauges' units), and whether it is
 /// bound: a rotation needs weights that are not zero, a linear gauge two sides of full rank.
 void bind_frame_(const GaugePlan& gauge, const Tensors& x, GaugeState& state);
+/// Balances a linear gauge's frame further, `x` being in it; `damping` is the share of the way that is
+/// gone. Returns the largest entry by which the factor differs from the identity.
+double refine_frame_(const GaugePlan& gauge, const Tensors& x, double damping, GaugeState& state);
+/// An orthogonal matrix per block, whose columns are the axes that the Gram matrix of `x` singles out:
+/// an element of the group, the same place for all points of an orbit.
+at::Tensor canonical_basis(const GaugePlan& gauge, const Tensors& x);
 /// Turns frames, and `x` in them, so that the Gram matrix is diagonal.
 void align_frame_(const GaugePlan& gauge, GaugeState& state, Tensors& x);
 
 /// What one leg's tensor contributes to it.
 at::Tensor leg_gram(const BoundLeg& leg, const at::Tensor& x);
 
-/// x -> X on one leg, and on all; gradients -> dL/dX on all legs; in place.
-void enter_frame_(const GaugePlan& gauge, size_t leg, const GaugeState& state, at::Tensor& x);
-void enter_frame_(const GaugePlan& gauge, const GaugeState& state, Tensors& x);
-void pull_back_(const GaugePlan& gauge, const GaugeState& state, Tensors& gradients);
-/// X -> x on one leg.
-void leave_frame_(const BoundLeg& leg, const GaugeState& state, at::Tensor& x);
-at::Tensor leave_frame(const BoundLeg& leg, const GaugeState& state, const at::Tensor& x);
+/// Matrices, one per block, times what the leg's tensor holds of each; in place.
+void multiply_(const BoundLeg& leg, const at::Tensor& matrices, at::Tensor& x);
+/// The matrix of a group element on the leg: itself, or its inverse transposed.
+at::Tensor leg_matrix(const BoundLeg& leg, const at::Tensor& element);
 
 /// What a step needs to know of a gauge's orbit at X: the Lyapunov operator A -> M A + A M of the
 /// Gram matrix M of X, as the eigenvectors of M (undefined where it is a multiple of the identity)
@@ -59,6 +59,12 @@ at::Tensor orbit_angle(const Orbit& orbit, const at::Tensor& moment);
 /// A X on the leg's tensor, zero where the gauge does not act.
 at::Tensor along_orbit(const BoundLeg& leg, const at::Tensor& angle, const at::Tensor& x);
 
+/// Lets blocks of a linear gauge leave the stratum where a side is not of full rank, and come into it.
+void update_linear_binding_(const GaugePlan& gauge, const at::Tensor& plus, const at::Tensor& minus,
+                            GaugeState& state);
+/// The symmetric positive S for which S P S and S^-1 M S^-1 are equal, however far apart P and M are; the
+/// identity where one of them is not of full rank.
+at::Tensor exact_balancing_factor(const at::Tensor& p, const at::Tensor& m);
 /// Moves X along the orbit of a linear gauge until both Gram matrices are equal (relative to the place
 /// where the block was bound). `now` is X in the units it will be lifted in; `x` is what is moved.
 /// Returns the largest relative difference before.

@@ -5,32 +5,18 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <numeric>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include "frame/shift.h"
 #include "gauge/leg_maps.h"
+#include "linalg/rotation.h"
 #include "plan_checks.h"
+#include "union_find.h"
 
 namespace ddc {
 namespace {
-
-/// Disjoint sets over 0..n-1.
-class UnionFind {
- public:
-  explicit UnionFind(size_t n) : parent_(n) { std::iota(parent_.begin(), parent_.end(), 0); }
-  size_t find(size_t i) {
-    while (parent_[i] != i) i = parent_[i] = parent_[parent_[i]];
-    return i;
-  }
-  void join(size_t a, size_t b) {
-    parent_[std::max(find(a), find(b))] = std::min(find(a), find(b));
-  }
-
- private:
-  std::vector<size_t> parent_;
-};
 
 /// Entries that one channel has in the tensor, divided by the tensor's fan-in.
 at::Tensor reference_square(const BoundLeg& leg, const at::Tensor& tensor) {
@@ -52,12 +38,12 @@ Side make_side(const GaugePlan& gauge, const std::vector<TensorPlan>& tensors, d
                                        : std::min(side.exponent, std::abs(leg.exponent));
     has_matrix = has_matrix || tensors[leg.tensor].tensor.dim() > 1;
   }
-  auto square = at::zeros({gauge.gauge.channels}, at::kDouble);
+  auto square = at::zeros({gauge.gauge.channels}, gauge.options());
   for (const size_t l : side.legs) {
-    const auto& leg = gauge.legs[l];
-    const auto& tensor = tensors[leg.tensor].tensor;
+    const auto& tensor = tensors[gauge.legs[l].tensor].tensor;
     // Biases start small or at zero beside a matrix, and say nothing about its size.
-    if (tensor.dim() > 1 || !has_matrix) square += reference_square(leg, tensor).to(at::kCPU);
+    if (tensor.dim() < 2 && has_matrix) continue;
+    square += reference_square(gauge.legs[l], tensor).to(gauge.device());
   }
   side.reference = at::where(square > 0, square, 1.0).sqrt();
   return side;
@@ -65,10 +51,42 @@ Side make_side(const GaugePlan& gauge, const std::vector<TensorPlan>& tensors, d
 
 Coordinates default_coordinates(const GaugePlan& gauge, const std::vector<TensorPlan>& tensors) {
   const bool first_is_vector = tensors[gauge.legs.front().tensor].tensor.dim() == 1;
-  const bool any_matrix =
-      std::any_of(gauge.legs.begin(), gauge.legs.end(),
-                  [&](const BoundLeg& leg) { return tensors[leg.tensor].tensor.dim() > 1; });
+  const bool any_matrix = std::ranges::any_of(
+      gauge.legs, [&](const BoundLeg& leg) { return tensors[leg.tensor].tensor.dim() > 1; });
   return first_is_vector && any_matrix ? Coordinates::folded : Coordinates::balanced;
+}
+
+// How often a gauge is moved back to its section at the canonical place, where the treatment does not
+// say. Scales, shifts and exchanges cost a pass over the weights, and are moved in every step.
+
+/// Of gauges that mix channels, whose move is a product of matrices.
+constexpr int64_t kStepsBetweenTurns = 10;
+/// Of rotations of a stream, whose move is as much work as the forward pass of a batch of so many tokens
+/// as the stream is wide: they are placed, and not held.
+constexpr Projection kProjectionOfStreams = Projection::never;
+/// Blocks are taken for a stream from this size on, whatever reads them.
+constexpr int64_t kLargestHead = 256;
+
+/// A residual stream is read through norms, and turned in one piece.
+bool turns_a_stream(const Gauge& gauge) {
+  const auto reads_gain = [](const Leg& leg) { return !leg.through.gain.empty(); };
+  return gauge.action == Action::rotation &&
+         (gauge.fixes_ones || gauge.block > kLargestHead ||
+          std::any_of(gauge.legs.begin(), gauge.legs.end(), reads_gain));
+}
+
+/// Resolves how often a gauge is brought back to where it is held.
+void resolve_horizontality_(const Gauge& gauge, Treatment& treatment) {
+  treatment.placement = treatment.placement.value_or(Place::in_place);
+  if (treatment.placement == Place::in_place) {
+    TORCH_CHECK_VALUE(treatment.every.value_or(1) == 1, "gauge '", gauge.name,
+                      "': every = ", *treatment.every, " needs placement = canonical");
+  } else if (!treatment.every) {
+    if (!treatment.project && turns_a_stream(gauge)) treatment.project = kProjectionOfStreams;
+    if (gauge.mixes()) treatment.every = kStepsBetweenTurns;
+  }
+  treatment.project = treatment.project.value_or(Projection::step);
+  treatment.every = treatment.every.value_or(1);
 }
 
 /// Resolves what the treatment leaves open, and what is said for all gauges but does not apply to this
@@ -81,11 +99,12 @@ void resolve_(GaugePlan& gauge, const std::set<std::string>& said, bool is_seen_
     TORCH_CHECK_VALUE(!impossible || !said.contains(option), "gauge '", name, "': option ", option,
                       " is ", why);
   };
+  resolve_horizontality_(gauge.gauge, treatment);
   const bool is_scale = gauge.is_scale();
   refuse_if(!is_scale && treatment.coordinates.has_value(), "coordinates", "for scale gauges");
   refuse_if(!is_scale && treatment.hold.has_value(), "hold", "for scale gauges");
-  const bool reads_gain = std::any_of(gauge.gauge.legs.begin(), gauge.gauge.legs.end(),
-                                      [](const Leg& leg) { return !leg.through.empty(); });
+  const bool reads_gain =
+      std::ranges::any_of(gauge.gauge.legs, [](const Leg& leg) { return !leg.through.empty(); });
   // Vertical rules are scalar; a matrix or an exchanged vector is held.
   const bool scalar = is_scale || gauge.gauge.action == Action::shift;
   if (!scalar || reads_gain) {
@@ -123,7 +142,7 @@ void resolve_(GaugePlan& gauge, const std::set<std::string>& said, bool is_seen_
 void add_drains(Plan& plan, const std::unordered_map<std::string, size_t>& index) {
   std::vector<Drain> found;
   const auto add = [&](Drain drain) {
-    const bool known = std::any_of(found.begin(), found.end(), [&](const Drain& other) {
+    const bool known = std::ranges::any_of(found, [&](const Drain& other) {
       return other.source == drain.source && other.matrix == drain.matrix &&
              other.sink == drain.sink;
     });
@@ -135,11 +154,8 @@ void add_drains(Plan& plan, const std::unordered_map<std::string, size_t>& index
       const auto& reading = gauge.gauge.legs[l].through;
       if (gauge.gauge.action == Action::exchange && l > 0) {
         const auto& source = gauge.legs.front();
-        if (leg.bias) {
-          add({source.tensor, source.map, leg.tensor, leg.map, *leg.bias});
-        } else {
-          add({source.tensor, source.map, std::nullopt, leg.map, leg.tensor});
-        }
+        const auto matrix = leg.bias ? std::optional(leg.tensor) : std::nullopt;
+        add({source.tensor, source.map, matrix, leg.map, leg.bias.value_or(leg.tensor)});
       } else if (!reading.shift.empty()) {
         const auto& weight = plan.tensors[leg.tensor].tensor;
         const int64_t size = weight.size(leg.map.axis());
@@ -150,9 +166,8 @@ void add_drains(Plan& plan, const std::unordered_map<std::string, size_t>& index
   }
   // A vector must have received all it gets before it is emptied.
   while (!found.empty()) {
-    const auto next = std::find_if(found.begin(), found.end(), [&](const Drain& drain) {
-      return std::none_of(found.begin(), found.end(),
-                          [&](const Drain& other) { return other.sink == drain.source; });
+    const auto next = std::ranges::find_if(found, [&](const Drain& drain) {
+      return std::ranges::count(found, drain.source, &Drain::sink) == 0;
     });
     TORCH_CHECK(next != found.end(), "the vector '", plan.tensors[found.front().source].name,
                 "' is exchanged with itself, through others");
@@ -163,24 +178,20 @@ void add_drains(Plan& plan, const std::unordered_map<std::string, size_t>& index
 
 /// Where sides of adjacent gauges are the same set of legs with the same maps, they are one node.
 void add_polar_nodes(Plan& plan) {
-  std::map<std::set<std::string>, size_t> known;
+  using Entries = std::tuple<size_t, int64_t, std::vector<int64_t>>;
+  std::map<std::set<Entries>, size_t> known;
   for (size_t k = 0; k < plan.gauges.size(); ++k) {
     const auto& gauge = plan.gauges[k];
     if (!gauge.is_scale() || gauge.treatment.coordinates != Coordinates::polar) continue;
     for (const Side* side : {&gauge.plus, &gauge.minus}) {
       if (side->empty()) continue;
-      std::set<std::string> key;
+      std::set<Entries> key;
       for (const size_t l : side->legs) {
         const auto& leg = gauge.gauge.legs[l];
-        std::string text = leg.tensor + "\n" + std::to_string(leg.axis) + "\n";
-        const bool whole = gauge.gauge.channels == 1 &&
-                           std::count(leg.channel_of.begin(), leg.channel_of.end(), -1) == 0;
+        const bool whole = gauge.gauge.channels == 1 && std::ranges::count(leg.channel_of, -1) == 0;
         // Whatever the axis, a whole tensor is the same set of entries.
-        if (whole) text = leg.tensor + "\nwhole";
-        for (const int64_t c : whole ? std::vector<int64_t>{} : leg.channel_of) {
-          text += std::to_string(c) + ",";
-        }
-        key.insert(std::move(text));
+        key.insert(whole ? Entries(gauge.legs[l].tensor, -1, {})
+                         : Entries(gauge.legs[l].tensor, leg.axis, leg.channel_of));
       }
       const auto [found, inserted] = known.emplace(std::move(key), plan.nodes.size());
       if (inserted) {
@@ -240,8 +251,7 @@ void add_radial_modes(Plan& plan) {
 }
 
 bool touches(const GaugePlan& gauge, size_t tensor) {
-  return std::any_of(gauge.legs.begin(), gauge.legs.end(),
-                     [&](const BoundLeg& leg) { return leg.tensor == tensor; });
+  return std::ranges::count(gauge.legs, tensor, &BoundLeg::tensor) > 0;
 }
 
 /// Whether moving one gauge along its orbit changes what another one is re-balanced by.
@@ -304,24 +314,24 @@ void add_components(Plan& plan) {
       const auto& gauge = plan.gauges[k];
       if (gauge.is_scale()) return gauge.is_folded() ? 0 : 1;
       if (gauge.is_shift()) return 1;
-      const bool seen_through =
-          std::any_of(gauge.legs.begin(), gauge.legs.end(),
-                      [](const BoundLeg& leg) { return leg.gain.has_value(); });
-      return seen_through ? 2 : 3;
+      const auto is_seen_through = [](const BoundLeg& leg) { return leg.gain.has_value(); };
+      return std::ranges::any_of(gauge.legs, is_seen_through) ? 2 : 3;
     };
-    std::stable_sort(component.gauges.begin(), component.gauges.end(),
-                     [&](size_t a, size_t b) { return rank(a) < rank(b); });
+    std::ranges::stable_sort(component.gauges, {}, rank);
     for (size_t i = 0; i < component.gauges.size(); ++i) {
       for (auto& leg : plan.gauges[component.gauges[i]].legs) {
         if (!leg.blocks) continue;
         for (size_t j = i + 1; j < component.gauges.size(); ++j) {
           const auto& later = plan.gauges[component.gauges[j]];
-          leg.mixed_later |= later.gauge.mixes() && touches(later, leg.tensor);
+          leg.mixed_later |=
+              later.gauge.mixes() && std::ranges::any_of(later.legs, [&](const auto& other) {
+                return other.tensor == leg.tensor && other.map.axis() != leg.map.axis();
+              });
         }
       }
     }
     component.coupled = is_coupled(plan, component.gauges);
-    plan.components.push_back(std::move(component));
+    plan.add(std::move(component));
   }
 }
 
@@ -339,6 +349,30 @@ void cut_heads_(const Gauge& gauge, const Leg& leg, TensorPlan& tensor) {
 
 }  // namespace
 
+at::Tensor BoundLeg::factor(const at::Tensor& log_unit, double sign,
+                            const at::TensorOptions& options) const {
+  return map.gather_vector((log_unit * (sign * exponent)).exp().to(options), 1);
+}
+
+void Plan::add(Component component) {
+  for (const auto kind : {&Items::tensors, &Items::gauges, &Items::nodes}) {
+    const auto& items = component.*kind;
+    for (size_t i = 0; i < items.size(); ++i) {
+      (places.*kind).resize(std::max((places.*kind).size(), items[i] + 1));
+      (places.*kind)[items[i]] = i;
+    }
+  }
+  components.push_back(std::move(component));
+}
+
+bool tells_heads(const Gauge& gauge, const Treatment& treatment) {
+  if (treatment.heads) return treatment.heads == Heads::cut;
+  const auto& first = gauge.legs.front();
+  return !treatment.bind || std::all_of(gauge.legs.begin(), gauge.legs.end(), [&](const Leg& leg) {
+    return leg.head_size == 0 || leg.axis == first.axis;
+  });
+}
+
 at::ScalarType TensorPlan::compute_type() const {
   return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -352,14 +386,17 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
   for (const auto& [parameter, param_group] : parameters) {
     table.add(parameter.name, parameter.tensor);
     index.emplace(parameter.name, plan.tensors.size());
-    TensorPlan tensor;
-    tensor.name = parameter.name;
-    tensor.tensor = parameter.tensor;
-    tensor.param_group = param_group;
-    plan.tensors.push_back(std::move(tensor));
+    plan.tensors.push_back(
+        {.name = parameter.name, .tensor = parameter.tensor, .param_group = param_group});
   }
   std::set<std::string> names;
   std::unordered_map<std::string, std::string> offset_from;
+  const auto give_offset_ = [&](const Gauge& gauge, TensorPlan& tensor, double offset) {
+    const auto [known, first] = offset_from.emplace(tensor.name, gauge.name);
+    TORCH_CHECK(first || tensor.offset == offset, "gauges '", known->second, "' and '", gauge.name,
+                "' give '", tensor.name, "' different offsets: ", tensor.offset, " and ", offset);
+    tensor.offset = offset;
+  };
   for (const auto& gauge : gauges) {
     const size_t k = plan.gauges.size();
     for (const auto& leg : gauge.legs) {
@@ -373,22 +410,21 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
     compiled.gauge = gauge;
     compiled.treatment = treatments.of(gauge);
     check_options(compiled.treatment);
-    for (const auto& leg : gauge.legs) cut_heads_(gauge, leg, plan.tensors[index.at(leg.tensor)]);
+    if (tells_heads(gauge, compiled.treatment)) {
+      for (const auto& leg : gauge.legs) cut_heads_(gauge, leg, plan.tensors[index.at(leg.tensor)]);
+    }
     if (!compiled.treatment.bind) continue;
     for (size_t l = 0; l < gauge.legs.size(); ++l) {
       const auto& leg = gauge.legs[l];
       auto& tensor = plan.tensors[index.at(leg.tensor)];
-      const auto [known, first] = offset_from.emplace(leg.tensor, gauge.name);
-      TORCH_CHECK(first || tensor.offset == leg.offset, "gauges '", known->second, "' and '",
-                  gauge.name, "' give '", leg.tensor, "' different offsets: ", tensor.offset,
-                  " and ", leg.offset);
-      tensor.offset = leg.offset;
+      give_offset_(gauge, tensor, leg.offset);
       const int64_t more_axes =
           gauge.action == Action::shift
               ? table[gauge.legs.front().tensor].tensor.dim() - tensor.tensor.dim()
               : 0;
       BoundLeg bound{index.at(leg.tensor), leg.exponent,
                      map_of(gauge, leg, tensor.tensor, more_axes), more_axes};
+      bound.home = table[gauge.legs.front().tensor].tensor.device();
       if (gauge.mixes()) {
         bound.blocks.emplace(leg.channel_of, gauge.channels, gauge.block, leg.axis,
                              tensor.tensor.sizes(), tensor.tensor.device());
@@ -416,11 +452,7 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
         const auto dead = dead_entries(gain.tensor, leg.through.gain_offset).sum().item<int64_t>();
         TORCH_CHECK(dead == 0, "gauge '", gauge.name, "' acts through the gain '", gain.name,
                     "', of which ", dead, " entries are zero, or as good as beside the largest");
-        const auto [gain_known, gain_first] = offset_from.emplace(gain.name, gauge.name);
-        TORCH_CHECK(gain_first || gain.offset == leg.through.gain_offset, "gauges '",
-                    gain_known->second, "' and '", gauge.name, "' give '", gain.name,
-                    "' different offsets: ", gain.offset, " and ", leg.through.gain_offset);
-        gain.offset = leg.through.gain_offset;
+        give_offset_(gauge, gain, leg.through.gain_offset);
         gain.read_by.push_back(k);
       }
       if (!leg.through.shift.empty()) find(leg.through.shift);
@@ -434,13 +466,13 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
       }
     }
     if (gauge.action == Action::shift) compiled.inverse_gram = inverse_gram(compiled);
+    if (gauge.fixes_ones) compiled.complement = helmert(gauge.block).to(compiled.device());
     if (gauge.action == Action::scale || gauge.action == Action::linear) {
       compiled.plus = make_side(compiled, plan.tensors, +1);
       compiled.minus = make_side(compiled, plan.tensors, -1);
       compiled.exponent_norm = std::hypot(compiled.plus.exponent, compiled.minus.exponent);
       const auto& first = compiled.legs.front();
-      compiled.first_reference =
-          reference_square(first, plan.tensors[first.tensor].tensor).to(at::kCPU).sqrt();
+      compiled.first_reference = reference_square(first, plan.tensors[first.tensor].tensor).sqrt();
       compiled.first_reference =
           at::where(compiled.first_reference > 0, compiled.first_reference, 1.0);
     }

@@ -10,6 +10,7 @@
 #include "ddc/gauge/gauge.h"
 #include "ddc/optim/rule.h"
 #include "ddc/parameters.h"
+#include "frame/dense.h"
 #include "gauge/block_map.h"
 
 // The compiled form of (parameters, gauges): which factors multiply which axis of which tensor, and
@@ -32,12 +33,18 @@ struct BoundLeg {
   /// The tensor of the gain through which the leg is seen, and that of the bias beside it.
   std::optional<size_t> gain;
   std::optional<size_t> bias;
-  /// The tensor is seen through the gauge's first leg: what one gains the other loses, and the product
-  /// in which it is seen stays.
+  /// The tensor is multiplied by the gauge's own first leg, its gain: the gauge's factor cancels in the
+  /// product that is measured, and re-balancing must not apply it again.
   bool seen_through_first = false;
-  /// Of gauges that mix channels: another one, whose frames are found later, mixes another axis of the
-  /// tensor. Single entries along that axis mean nothing until then.
+  /// Of gauges that mix channels: one that is bound after this also mixes another axis of the tensor. Until
+  /// then entries along that axis are in an arbitrary basis and must not be used one by one.
   bool mixed_later = false;
+  /// Where what is remembered of the gauge is: with the tensor of its first leg.
+  at::Device home = at::kCPU;
+
+  /// u^(sign * e) along the leg's axis.
+  at::Tensor factor(const at::Tensor& log_unit, double sign,
+                    const at::TensorOptions& options) const;
 };
 
 /// A weight that is seen through a gain: X * gain along the axis.
@@ -72,7 +79,7 @@ struct Side {
 
 struct GaugePlan {
   Gauge gauge;
-  /// With coordinates and hold resolved to what they are here.
+  /// With what it leaves open resolved to what it is here.
   Treatment treatment;
   std::vector<BoundLeg> legs;
   Side plus;
@@ -84,9 +91,14 @@ struct GaugePlan {
   /// Of a shift with several legs on one tensor: the inverse of the inner products of what its
   /// channels add, [channels, channels].
   at::Tensor inverse_gram;
+  /// Of rotations that leave the vector of ones alone: a basis of its complement.
+  at::Tensor complement;
   /// Whether the gauge acts on two axes of one tensor (a recurrent weight, W -> D W D^-1).
   bool self_coupled = false;
 
+  at::Device device() const { return legs.front().home; }
+  /// Of all that is remembered in numbers.
+  at::TensorOptions options() const { return at::TensorOptions(at::kDouble).device(device()); }
   bool is_scale() const { return gauge.action == Action::scale; }
   bool is_folded() const { return treatment.coordinates == Coordinates::folded; }
   bool projects(Projection when) const { return treatment.project == when; }
@@ -161,14 +173,12 @@ struct TensorPlan {
 };
 
 /// Tensors that gauges tie together; a step treats one component at a time.
-struct Component {
-  std::vector<size_t> tensors;
-  /// In the order of re-balancing: folded gauges first, since nothing moves their units; gauges that
-  /// mix channels last, those that others see through first among them.
-  std::vector<size_t> gauges;
+///
+/// Gauges are in the order of re-balancing: folded gauges first, since nothing moves their units; gauges that
+/// mix channels last, those that others see through first among them.
+struct Component : Items {
   /// In an order in which no drain fills a vector that an earlier one has emptied.
   std::vector<size_t> drains;
-  std::vector<size_t> nodes;
   std::vector<size_t> radial_modes;
   /// Whether re-balancing one gauge disturbs another one, so that a single sweep is not enough.
   bool coupled = false;
@@ -181,7 +191,18 @@ struct Plan {
   std::vector<RadialMode> radial_modes;
   std::vector<Drain> drains;
   std::vector<Component> components;
+  /// Per item: its place in the list of its component.
+  Items places;
+
+  void add(Component component);
+  const BoundLeg& leg(const TensorPlan::Use& use) const { return gauges[use.gauge].legs[use.leg]; }
 };
+
+/// Tensors, found by index in Plan::tensors.
+using Tensors = PerTensor<at::Tensor>;
+
+/// Whether base rules are told of the heads that a gauge acts on (Treatment::heads).
+bool tells_heads(const Gauge& gauge, const Treatment& treatment);
 
 /// A parameter and the index of the param group it belongs to.
 struct GroupedParameter {

@@ -4,6 +4,8 @@
 
 #include <unordered_map>
 
+#include "gauge/leg_maps.h"
+
 namespace ddc {
 namespace {
 
@@ -20,14 +22,7 @@ bool is_constant_within(const std::vector<int64_t>& values, const std::vector<in
 }
 
 /// Whether two legs act on none of the same indices of one axis.
-bool act_apart(const Leg& a, const Leg& b) {
-  if (a.axis != b.axis) return true;
-  if (a.channel_of.empty() || b.channel_of.empty()) return false;
-  for (size_t i = 0; i < a.channel_of.size(); ++i) {
-    if (a.channel_of[i] >= 0 && b.channel_of[i] >= 0) return false;
-  }
-  return true;
-}
+bool act_apart(const Leg& a, const Leg& b) { return a.axis != b.axis || disjoint(a, b); }
 
 /// A matrix may mix along an axis only what no other gauge tells apart there.
 void check_blocks(const Plan& plan, const TensorPlan& tensor) {
@@ -67,8 +62,8 @@ void check_blocks(const Plan& plan, const TensorPlan& tensor) {
 
 }  // namespace
 
-/// A gain that other gauges act through stays as it is: its ratio to single channels of its readers
-/// is not theirs to keep, and their elements mean something else once it has moved.
+/// A gain that other gauges act through is kept itself (Hold::unit), not its ratio: the others' group elements
+/// are relative to the gain as it is.
 void choose_hold_(Plan& plan) {
   for (auto& gauge : plan.gauges) {
     if (!gauge.is_scale()) continue;

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "frame/chart.h"
+#include "frame/gauge_state.h"
 #include "frame/plan.h"
 #include "frame/squares.h"
 
@@ -16,8 +16,8 @@
 
 namespace ddc {
 
-/// Squares of coordinates, indexed by tensor.
-using Squares = std::vector<AxisSquares>;
+/// Squares of coordinates, found by index in Plan::tensors.
+using Squares = PerTensor<AxisSquares>;
 
 struct SectionValue {
   at::Tensor value;
@@ -33,6 +33,8 @@ at::Tensor side_square(const GaugePlan& gauge, const Side& side, const Squares& 
 SectionValue ratio(const GaugePlan& gauge, const Squares& squares, double smallest);
 
 SectionValue section(const GaugePlan& gauge, const Squares& squares, double smallest);
+/// The same of folded coordinates, whether or not the other legs are there.
+SectionValue first_leg_section(const GaugePlan& gauge, const Squares& squares, double smallest);
 /// By how much the section moves under log c = 1.
 double section_weight(const GaugePlan& gauge);
 /// The value of the section at which X has the size of a usual initialisation.
@@ -43,10 +45,17 @@ at::Tensor one_sided_log_unit(const GaugePlan& gauge, const Squares& squares, do
 /// Whether the sides are within a factor of 100 of each other, in their reference norms.
 at::Tensor comparable(const GaugePlan& gauge, const Squares& squares, double smallest);
 
+/// Lets channels leave and enter degenerate strata, on the squares of stepped coordinates. What a channel
+/// that is bound for the first time holds is where it is; one that was bound before goes back.
+void update_binding_(const GaugePlan& gauge, const Squares& squares, double smallest,
+                     GaugeState& state);
+
 /// Moves the squares along the gauge's orbit: squares *= exp(2 e log_c).
 void move_squares_(const GaugePlan& gauge, const at::Tensor& log_c, Squares& squares);
 
 /// Norms below this are treated as zero: unit ratios beyond would leave the type's range.
 double smallest_norm(const Plan& plan, const GaugePlan& gauge);
+/// Machine epsilon of the least precise of the tensors that a gauge acts on.
+double precision(const Plan& plan, const GaugePlan& gauge);
 
 }  // namespace ddc

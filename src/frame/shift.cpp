@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "gauge/leg_maps.h"
+#include "kernels/tensors.h"
 
 namespace ddc {
 
@@ -13,10 +14,10 @@ namespace {
 
 /// Sum over legs of |exponent|^power times the number of a channel's indices.
 at::Tensor weights(const GaugePlan& gauge, double power, int64_t dim) {
-  auto sum = at::zeros({gauge.gauge.channels}, at::kDouble);
+  auto sum = at::zeros({gauge.gauge.channels}, gauge.options());
   for (size_t l = 0; l < gauge.shift_legs(); ++l) {
     const auto& leg = gauge.legs[l];
-    sum += leg.map.counts().to(at::kCPU) * std::pow(std::abs(leg.exponent), power);
+    sum += leg.map.counts().to(leg.home) * std::pow(std::abs(leg.exponent), power);
   }
   std::vector<int64_t> shape(dim, 1);
   shape[gauge.legs.front().map.axis()] = gauge.gauge.channels;
@@ -60,24 +61,29 @@ at::Tensor inverse_gram(const GaugePlan& gauge) {
   const auto eigenvalues = at::linalg_eigvalsh(matrix);
   TORCH_CHECK((eigenvalues[0] > 1e-9 * eigenvalues[-1]).item<bool>(), "gauge '", gauge.gauge.name,
               "': what its channels add is not independent");
-  return at::linalg_inv(matrix);
+  return at::linalg_inv(matrix).to(gauge.device());
 }
 
-at::Tensor shift_part(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors) {
-  const auto sum = weighted_sum(gauge, [&](const BoundLeg& leg) {
-    return vectors[leg.tensor].to(at::kDouble) * leg.exponent;
-  });
-  if (!gauge.inverse_gram.defined()) return sum / weights(gauge, 2, sum.dim()).to(sum.device());
+at::Tensor shift_part(const GaugePlan& gauge, const Tensors& vectors) {
+  const auto& front = gauge.legs.front();
+  // The mean over the rows of an unembedding is a pass over the largest tensor of many models.
+  const bool is_column_sum = gauge.shift_legs() == 1 && front.map.is_single() &&
+                             front.map.axis() == 0 && front.more_axes == 0 &&
+                             kernels::fits_matrix(vectors[front.tensor]);
+  const auto sum = is_column_sum ? kernels::column_sums(vectors[front.tensor]) * front.exponent
+                                 : weighted_sum(gauge, [&](const BoundLeg& leg) {
+                                     return vectors[leg.tensor].to(at::kDouble) * leg.exponent;
+                                   });
+  if (!gauge.inverse_gram.defined()) return sum / weights(gauge, 2, sum.dim());
   const int64_t axis = gauge.legs.front().map.axis();
-  const auto inverse = gauge.inverse_gram.to(sum.device());
-  return at::tensordot(inverse, sum, {1}, {axis}).movedim(0, axis);
+  return at::tensordot(gauge.inverse_gram, sum, {1}, {axis}).movedim(0, axis);
 }
 
-at::Tensor shift_scale(const GaugePlan& gauge, const std::vector<at::Tensor>& vectors) {
+at::Tensor shift_scale(const GaugePlan& gauge, const Tensors& vectors) {
   const auto sum = weighted_sum(gauge, [&](const BoundLeg& leg) {
     return vectors[leg.tensor].to(at::kDouble).abs() * std::abs(leg.exponent);
   });
-  return sum / weights(gauge, 2, sum.dim()).to(sum.device());
+  return sum / weights(gauge, 2, sum.dim());
 }
 
 at::Tensor shift_counts(const GaugePlan& gauge) {
@@ -93,17 +99,16 @@ at::Tensor along_axis(const at::Tensor& vector, int64_t axis, int64_t dim) {
   return axis == 0 ? vector.unsqueeze(1) : vector.unsqueeze(0);
 }
 
-at::Tensor shift_of_weights(const GaugePlan& gauge, const std::vector<at::Tensor>& weights) {
+at::Tensor shift_of_weights(const GaugePlan& gauge, const Tensors& weights) {
   const auto& first = gauge.legs.front();
   if (!first.gain) return shift_part(gauge, weights);
-  std::vector<at::Tensor> seen(weights.size());
+  Tensors seen = weights;
   seen[first.tensor] =
       weights[first.tensor] * along_axis(weights[*first.gain], first.map.axis(), first.map.dim());
   return shift_part(gauge, seen);
 }
 
-void add_shift_(const GaugePlan& gauge, const at::Tensor& shift, double sign,
-                std::vector<at::Tensor>& weights) {
+void add_shift_(const GaugePlan& gauge, const at::Tensor& shift, double sign, Tensors& weights) {
   for (size_t l = 0; l < gauge.shift_legs(); ++l) {
     const auto& leg = gauge.legs[l];
     auto change = shift_of_leg(leg, shift);

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "kernels/tensors.h"
+
 namespace ddc {
 
 AxisSquares::AxisSquares(at::Tensor x) : x_(std::move(x)), factors_(x_.dim()), sums_(x_.dim()) {}
@@ -11,6 +13,18 @@ AxisSquares::AxisSquares(at::Tensor x) : x_(std::move(x)), factors_(x_.dim()), s
 const at::Tensor& AxisSquares::along(int64_t axis) const {
   auto& sum = sums_[axis];
   if (sum.defined()) return sum;
+  if (kernels::fits_matrix(x_)) {
+    // A factor of all indices together has size 1.
+    auto weights = factors_[1 - axis];
+    if (weights.defined()) {
+      auto sizes = x_.sizes().vec();
+      sizes[axis] = 1;
+      weights = weights.expand(sizes);
+    }
+    sum = kernels::squares(x_, axis, weights);
+    if (factors_[axis].defined()) sum.mul_(factors_[axis]);
+    return sum;
+  }
   sum = x_.square();
   std::vector<int64_t> others;
   for (int64_t a = 0; a < x_.dim(); ++a) {

@@ -16,6 +16,7 @@ class AxisSquares {
   AxisSquares() = default;
   explicit AxisSquares(at::Tensor x);
 
+  bool empty() const { return !x_.defined(); }
   at::Device device() const { return x_.device(); }
   /// Summed over all axes but one, which have size 1.
   const at::Tensor& along(int64_t axis) const;

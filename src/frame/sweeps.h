@@ -10,6 +10,9 @@ namespace ddc::sweeps {
 /// layers. A set of units that has no fixed point (weights with a zero block can have none) is
 /// taken as it is after the last sweep, and held there.
 constexpr int kMostToBind = 10000;
+/// Linear gauges that have no fixed point are refused, and those that have one get there in dozens of sweeps.
+constexpr int kMostLinearToBind = 2000;
+constexpr double kLinearTolerance = 1e-9;
 constexpr int kMostPerStep = 200;
 constexpr double kTolerance = 1e-14;
 

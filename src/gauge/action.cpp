@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "gauge/leg_maps.h"
+#include "linalg/rotation.h"
 
 namespace ddc {
 namespace {
@@ -45,18 +46,7 @@ at::Tensor gain_of(const Leg& leg, const Parameters& params) {
   return params[leg.tensor].tensor.dim() == 1 ? gain : along(gain, leg.axis);
 }
 
-/// An orthonormal basis of the vectors that are orthogonal to the ones (Helmert's).
-at::Tensor helmert(int64_t size) {
-  auto basis = at::zeros({size, size - 1}, at::kDouble);
-  for (int64_t k = 1; k < size; ++k) {
-    const double norm = std::sqrt(static_cast<double>(k * (k + 1)));
-    basis.select(1, k - 1).narrow(0, 0, k).fill_(1 / norm);
-    basis[k][k - 1].fill_(-static_cast<double>(k) / norm);
-  }
-  return basis;
-}
-
-/// The projector on their span.
+/// The projector on the vectors that are orthogonal to the ones.
 at::Tensor orthogonal_to_ones(int64_t size) {
   const auto basis = helmert(size);
   return basis.matmul(basis.t());

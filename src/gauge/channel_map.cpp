@@ -48,8 +48,9 @@ ChannelMap::ChannelMap(const std::vector<int64_t>& channel_of, int64_t channels,
   const bool single =
       channels == 1 && std::all_of(index.begin(), index.end(), [](int64_t c) { return c == 0; });
   form_ = identity ? Form::identity : single ? Form::single : Form::general;
-  index_ = at::tensor(index, at::kLong).to(device);
-  counts_ = at::bincount(index_, {}, channels + 1).narrow(0, 0, channels).to(at::kDouble);
+  const auto here = at::tensor(index, at::kLong);
+  index_ = here.to(device);
+  counts_ = at::bincount(here, {}, channels + 1).narrow(0, 0, channels).to(device, at::kDouble);
 }
 
 at::Tensor ChannelMap::gather(const at::Tensor& values, double fill) const {

@@ -124,15 +124,6 @@ void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,
   validate_reading(gauge, k, params);
 }
 
-/// Whether two legs on one axis of one tensor act on different indices.
-bool disjoint(const Leg& a, const Leg& b) {
-  if (a.channel_of.empty() || b.channel_of.empty()) return false;
-  for (size_t i = 0; i < std::min(a.channel_of.size(), b.channel_of.size()); ++i) {
-    if (a.channel_of[i] >= 0 && b.channel_of[i] >= 0) return false;
-  }
-  return true;
-}
-
 void validate_block(const Gauge& gauge) {
   TORCH_CHECK(gauge.block > 0 && gauge.channels % gauge.block == 0, "gauge '", gauge.name,
               "': block must be > 0 and divide the ", gauge.channels, " channels, got ",

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "ddc/gauge/channel_map.h"
 #include "ddc/gauge/gauge.h"
 #include "gauge/block_map.h"
@@ -28,6 +30,15 @@ inline at::Tensor with_more_axes(at::Tensor tensor, int64_t more) {
 inline at::Tensor without_axes(at::Tensor tensor, int64_t more) {
   for (; more > 0; --more) tensor = tensor.squeeze(0);
   return tensor;
+}
+
+/// Whether two legs on one axis of one tensor act on different indices.
+inline bool disjoint(const Leg& a, const Leg& b) {
+  if (a.channel_of.empty() || b.channel_of.empty()) return false;
+  for (size_t i = 0; i < std::min(a.channel_of.size(), b.channel_of.size()); ++i) {
+    if (a.channel_of[i] >= 0 && b.channel_of[i] >= 0) return false;
+  }
+  return true;
 }
 
 /// The entries of a gain that weights cannot be seen through, because they are zero or, beside the

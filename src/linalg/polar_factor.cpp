@@ -51,10 +51,16 @@ at::Tensor rescaled(const at::Tensor& m) {
   return m * at::pow(2.0, exponent.neg().to(at::kDouble)).to(type);
 }
 
+/// The factor of x with zeros where x has a row or column of zeros, such as the gradient of a unit that
+/// is never active. Decompositions leave rounding there; as a step, it would bring the unit to life.
+at::Tensor without_rounding_(const at::Tensor& factor, const at::Tensor& x) {
+  return factor.mul_(x.any(-1, /*keepdim=*/true)).mul_(x.any(-2, /*keepdim=*/true));
+}
+
 at::Tensor exact_double(const at::Tensor& x) {
   const auto [u, s, vh] = at::linalg_svd(x, /*full_matrices=*/false);
   const auto kept = s > kDoubleRcond * s.amax(-1, /*keepdim=*/true);
-  return at::matmul(u * kept.unsqueeze(-2), vh);
+  return without_rounding_(at::matmul(u * kept.unsqueeze(-2), vh), x);
 }
 
 /// For float32 and narrower, tall. The products of such entries are exact in float64, so its Gram
@@ -65,7 +71,7 @@ at::Tensor exact_float(const at::Tensor& x) {
   const auto kept = lambda > kFloatRcond * kFloatRcond * lambda.amax(-1, /*keepdim=*/true);
   const auto inverse =
       at::where(kept, lambda, at::ones({}, lambda.options())).rsqrt().mul_(kept).unsqueeze(-2);
-  return at::matmul(wide, at::matmul(v * inverse, v.mT()));
+  return without_rounding_(at::matmul(wide, at::matmul(v * inverse, v.mT())), x);
 }
 
 at::Tensor sum_of_diagonal(const at::Tensor& r) {

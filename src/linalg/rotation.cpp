@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <cmath>
+
 namespace ddc {
 namespace {
 
@@ -34,6 +36,16 @@ at::Tensor balanced_sides(const at::Tensor& plus, const at::Tensor& minus) {
   const auto s = inverse_root.matmul(power(root.matmul(minus.matmul(minus.mT())).matmul(root), 0.5))
                      .matmul(inverse_root);
   return at::cat({power(s, 0.5).matmul(plus), power(s, -0.5).matmul(minus)}, -1);
+}
+
+at::Tensor helmert(int64_t size) {
+  auto basis = at::zeros({size, size - 1}, at::kDouble);
+  for (int64_t k = 1; k < size; ++k) {
+    const double norm = std::sqrt(static_cast<double>(k * (k + 1)));
+    basis.select(1, k - 1).narrow(0, 0, k).fill_(1 / norm);
+    basis[k][k - 1].fill_(-static_cast<double>(k) / norm);
+  }
+  return basis;
 }
 
 }  // namespace ddc

@@ -16,4 +16,7 @@ double rotation_angle(const at::Tensor& rotation);
 /// two sides: the point on the orbit (A plus, A^-T minus) where the Gram matrices are equal.
 at::Tensor balanced_sides(const at::Tensor& plus, const at::Tensor& minus);
 
+/// An orthonormal basis of the vectors that are orthogonal to the ones (Helmert's), [size, size - 1].
+at::Tensor helmert(int64_t size);
+
 }  // namespace ddc

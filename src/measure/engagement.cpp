@@ -89,26 +89,27 @@ class Tracker {
       has_gradient.push_back(tensor.tensor.grad().defined());
     }
     std::vector<at::Tensor> result(gauges().size());
-    const std::vector<StepSettings> settings(plan.tensors.size());
     for (const auto& component : plan.components) {
       bool mixes = false;
       for (const size_t k : component.gauges) mixes = mixes || gauges()[k].gauge.mixes();
       if (!mixes) continue;
-      const auto chart = frame_.open(component, has_gradient, settings);
+      CoordinateMaps maps(ComponentView(plan, component, frame_.gauge_states(), has_gradient));
+      maps.read_();
       for (const size_t k : component.gauges) {
-        if (gauges()[k].gauge.mixes() && chart.active[k]) result[k] = part(k, chart);
+        if (gauges()[k].gauge.mixes() && maps.view.active[k]) result[k] = part(k, maps);
       }
     }
     return result;
   }
 
-  at::Tensor part(size_t k, const Chart& chart) const {
+  at::Tensor part(size_t k, const CoordinateMaps& maps) const {
     const auto& gauge = gauges()[k];
     std::vector<at::Tensor> plus;
     std::vector<at::Tensor> minus;
     for (const auto& leg : gauge.legs) {
-      const auto x = frame_.coordinates_of(chart, leg.tensor);
-      const auto rows = leg.blocks->take(leave_frame(leg, frame_.gauge_states()[k], x)).cpu();
+      auto x = maps.coordinates(leg.tensor);
+      multiply_(leg, leg_matrix(leg, frame_.gauge_states()[k].frame), x);
+      const auto rows = leg.blocks->take(x).cpu();
       (gauge.is_linear() && leg.exponent < 0 ? minus : plus).push_back(rows);
     }
     if (!minus.empty()) return balanced_sides(at::cat(plus, -1), at::cat(minus, -1));
@@ -165,7 +166,8 @@ std::vector<Engagement> engagement(const std::vector<Gauge>& gauges, const Param
   torch::optim::AdamW plain(
       aliases.tensors(), torch::optim::AdamWOptions(options.lr).weight_decay(options.weight_decay));
   const auto by_plain = train(plain, observer);
-  DDCAdam lifted(aliases, gauges, {.lr = options.lr, .weight_decay = options.weight_decay});
+  DDCAdam lifted(aliases, gauges, {.lr = options.lr, .weight_decay = options.weight_decay},
+                 Treatment{.placement = Place::in_place});
   const auto by_lifted = train(lifted, lifted.frame());
 
   const double rounding =

@@ -3,12 +3,16 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
+#include <set>
 #include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
+#include "ddc/placement.h"
 #include "frame/frame.h"
+#include "kernels/tensors.h"
 
 namespace ddc {
 
@@ -27,12 +31,9 @@ bool share_memory(const at::Tensor& a, const at::Tensor& b) {
          a_begin < b_begin + b.nbytes() && b_begin < a_begin + a.nbytes();
 }
 
-/// Without a tensor of the gradient's size. The extremes of what has a NaN are NaN.
-bool is_finite(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return true;
-  const auto [least, most] = at::aminmax(tensor);
-  return std::isfinite(least.item<double>()) && std::isfinite(most.item<double>());
-}
+/// Weights that miss the section by more than this are not at their canonical place. (Steps end on it, but
+/// for gauges that are brought back every so many steps.)
+constexpr double kOnSection = 0.5;
 
 }  // namespace
 
@@ -65,17 +66,142 @@ void LiftedOptimizer::construct(const std::vector<OptimizerParamGroup>& groups,
   std::vector<GroupedParameter> parameters;
   for (const auto& group : groups) accept_group_(group, names, parameters);
   treatments_ = std::move(treatments);
-  frame_ = std::make_unique<Frame>(parameters, gauges, treatments_);
   for (auto& gauge : gauges) {
     (treatments_.of(gauge).bind ? gauges_ : unbound_).push_back(std::move(gauge));
   }
-  check_treatments_();
-  make_states_();
+  try {
+    bind_(parameters);
+    treatments_.already_placed(false);
+    check_treatments_();
+    make_states_();
+  } catch (...) {
+    put_back_(parameters);
+    throw;
+  }
+}
+
+void LiftedOptimizer::put_back_(const std::vector<GroupedParameter>& parameters) const {
+  for (const auto& [parameter, group] : parameters) {
+    if (!found_.contains(parameter.name)) continue;
+    parameter.tensor.detach().copy_(found_[parameter.name].tensor);
+  }
+}
+
+namespace {
+
+/// A tensor that gauges would move and that is not to be moved, in words; empty if there is none.
+std::string frozen_leg(const Parameters& params, const std::vector<Gauge>& gauges) {
+  for (const auto& gauge : gauges) {
+    for (const auto& leg : gauge.legs) {
+      for (const auto& name : {leg.tensor, leg.through.bias}) {
+        if (!params.contains(name) || params[name].tensor.requires_grad()) continue;
+        return "gauge '" + gauge.name + "' acts on '" + name + "', which is frozen";
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+void LiftedOptimizer::choose_place_(const Parameters& params) {
+  std::optional<Place> said;
+  for (const auto& gauge : gauges_) {
+    const auto& own = treatments_.of(gauge).placement;
+    TORCH_CHECK_VALUE(!said || !own || *said == *own, "gauge '", gauge.name, "': placement is ",
+                      to_string(own.value_or(Place::in_place)), ", that of another gauge ",
+                      to_string(said.value_or(Place::in_place)),
+                      "; all gauges of an optimizer have one");
+    if (own) said = own;
+  }
+  place_ = Place::in_place;
+  why_in_place_.clear();
+  if (gauges_.empty() || said == Place::in_place) return;
+  why_in_place_ = Placement::refusal(params, gauges_, treatments_);
+  // Weights that are at their canonical place already are not moved.
+  if (why_in_place_.empty() && !treatments_.are_placed()) {
+    why_in_place_ = frozen_leg(params, gauges_);
+  }
+  TORCH_CHECK_VALUE(why_in_place_.empty() || !said, why_in_place_,
+                    ": it needs placement = in_place");
+  if (why_in_place_.empty()) place_ = Place::canonical;
+}
+
+void LiftedOptimizer::bind_(const std::vector<GroupedParameter>& parameters) {
+  auto all = gauges_;
+  all.insert(all.end(), unbound_.begin(), unbound_.end());
+  Parameters table;
+  for (const auto& [parameter, group] : parameters) table.add(parameter.name, parameter.tensor);
+  choose_place_(table);
+  placement_.reset();
+  found_ = {};
+  auto treatments = treatments_;
+  if (place_ == Place::in_place) {
+    treatments.set("placement", std::string(to_string(Place::in_place)));
+    frame_ = std::make_unique<Frame>(parameters, all, treatments);
+  } else {
+    // The gauges tell the base rule how tensors are cut into heads, and that is all it sees of them.
+    for (const auto& gauge : gauges_) {
+      const auto heads = tells_heads(gauge, treatments_.of(gauge)) ? Heads::cut : Heads::whole;
+      treatments.set("heads", std::string(to_string(heads)), gauge.name);
+    }
+    treatments.set("bind", false);
+    frame_ = std::make_unique<Frame>(parameters, all, treatments);
+    const auto start = treatments_.are_placed() ? Start::canonical : Start::anywhere;
+    std::set<std::string> moved;
+    for (const auto& gauge : gauges_) {
+      for (const auto& leg : gauge.legs) moved.insert({leg.tensor, leg.through.bias});
+    }
+    for (const auto& [name, tensor] : start == Start::anywhere ? table : Parameters()) {
+      if (moved.contains(name)) found_.add(name, tensor.detach().clone());
+    }
+    placement_ = std::make_unique<Placement>(table, gauges_, treatments_, start);
+  }
+  versions_ = versions();
+}
+
+const Frame& LiftedOptimizer::frame() const { return placement_ ? placement_->frame() : *frame_; }
+
+void LiftedOptimizer::to_original_() {
+  if (!placement_) return;
+  placement_->to_original_();
+  versions_ = versions();
+}
+
+void LiftedOptimizer::to_canonical_() {
+  if (!placement_) return;
+  placement_->to_canonical_();
+  versions_ = versions();
+}
+
+std::vector<int64_t> LiftedOptimizer::versions() const {
+  std::vector<int64_t> result;
+  for (const auto& tensor : frame_->plan().tensors) {
+    result.push_back(static_cast<int64_t>(tensor.tensor._version()));
+    result.push_back(reinterpret_cast<int64_t>(tensor.tensor.const_data_ptr()));
+  }
+  return result;
+}
+
+void LiftedOptimizer::check_place_() {
+  if (!placement_ || !std::exchange(is_loaded_, false)) return;
+  // Gradients were taken where the weights are.
+  TORCH_CHECK(
+      !loaded_original_ || versions() == versions_,
+      "the state that was loaded is of weights at their original place, from where they were "
+      "moved when it was loaded; since then other weights were loaded: load weights first, "
+      "then the optimizer's state");
+  placement_->loaded();
+  const double off = placement_->distance_to_section();
+  TORCH_CHECK(off <= kOnSection,
+              "the state that was loaded is of other weights: these miss the section "
+              "by ",
+              off, "; load the weights of the same checkpoint");
 }
 
 void LiftedOptimizer::check_treatments_() const {
   const auto able = abilities();
-  for (const auto& [gauge, treatment] : frame_->treatments()) {
+  for (const auto& [gauge, treatment] : frame().treatments()) {
     const auto refuse_if = [&, &name = gauge](bool impossible, const std::string& option,
                                               const char* why) {
       TORCH_CHECK_VALUE(!impossible, this->name(), ", gauge '", name, "': ", option,
@@ -137,10 +263,7 @@ void LiftedOptimizer::accept_group_(const OptimizerParamGroup& group, const Para
 }
 
 void LiftedOptimizer::add_param_group(const OptimizerParamGroup& group) {
-  std::vector<GroupedParameter> parameters;
-  for (const auto& tensor : frame_->plan().tensors) {
-    parameters.push_back({{tensor.name, tensor.tensor}, tensor.param_group});
-  }
+  auto parameters = grouped_parameters();
   const size_t present = parameters.size();
   accept_group_(group, {}, parameters);
   for (size_t p = present; p < parameters.size(); ++p) frame_->add(parameters[p]);
@@ -200,6 +323,7 @@ std::vector<StepSettings> LiftedOptimizer::check_settings() const {
 
 std::vector<bool> LiftedOptimizer::check_gradients() const {
   std::vector<bool> has_gradient;
+  std::vector<at::Tensor> gradients;
   for (const auto& tensor : frame_->plan().tensors) {
     const auto& gradient = tensor.tensor.grad();
     has_gradient.push_back(gradient.defined());
@@ -208,7 +332,12 @@ std::vector<bool> LiftedOptimizer::check_gradients() const {
                 "' is sparse; only dense gradients are supported");
     TORCH_CHECK(gradient.sizes() == tensor.tensor.sizes(), "the gradient of '", tensor.name,
                 "' has shape ", gradient.sizes(), ", the parameter ", tensor.tensor.sizes());
-    TORCH_CHECK(is_finite(gradient), "the gradient of '", tensor.name,
+    gradients.push_back(gradient);
+  }
+  if (kernels::all_finite(gradients)) return has_gradient;
+  for (const auto& tensor : frame_->plan().tensors) {
+    TORCH_CHECK(!tensor.tensor.grad().defined() || kernels::all_finite({tensor.tensor.grad()}),
+                "the gradient of '", tensor.name,
                 "' has NaN or Inf entries; the step was not made and nothing was changed");
   }
   return has_gradient;
@@ -223,23 +352,32 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
   const at::NoGradGuard no_grad;
   const auto settings = check_settings();
   const auto has_gradient = check_gradients();
+  TORCH_CHECK(!placement_ || !placement_->is_original(),
+              "the weights are at their original place; steps are made at the canonical one");
+  check_place_();
+  found_ = {};
   const auto& tensors = frame_->plan().tensors;
+  std::vector<size_t> plain;
   for (const auto& component : frame_->plan().components) {
-    auto chart = frame_->open(component, has_gradient, settings);
-    frame_->project_gradients_(chart);
-    const auto takes_step = [&](size_t t) { return has_gradient[t] && !chart.passive[t]; };
-    std::vector<at::Tensor> momenta(tensors.size());
-    if (frame_->projects_momenta(component)) {
+    if (component.gauges.empty()) {
       for (const size_t t : component.tensors) {
-        if (!takes_step(t)) continue;
-        momenta[t] = momentum(chart.g[t], state_of(t), options_of(tensors[t].param_group));
+        if (has_gradient[t]) plain.push_back(t);
       }
-      frame_->project_momenta_(chart, momenta);
+      continue;
     }
-    std::vector<at::Tensor> steps(tensors.size());
+    ComponentStep open(*frame_, component, has_gradient, settings);
+    auto momenta = open.tensors();
+    if (open.projects_momenta()) {
+      for (const size_t t : component.tensors) {
+        if (!open.is_stepped(t)) continue;
+        momenta[t] = momentum(open.gradients()[t], state_of(t), options_of(tensors[t].param_group));
+      }
+      open.project_momenta_(momenta);
+    }
+    auto steps = open.tensors();
     for (const size_t t : component.tensors) {
-      const auto gradient = std::exchange(chart.g[t], {});
-      if (!takes_step(t)) continue;
+      const auto gradient = std::exchange(open.gradients()[t], {});
+      if (!open.is_stepped(t)) continue;
       const auto& options = options_of(tensors[t].param_group);
       auto& state = state_of(t);
       ++state.step;
@@ -247,12 +385,7 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
                                       : rule(gradient, view_of(t), state, options);
       momenta[t].reset();
     }
-    frame_->project_steps_(chart, steps);
-    frame_->advance_(chart, std::move(steps), settings);
-    frame_->rebalance_(chart, settings);
-    const auto turns = frame_->follow_(chart, abilities().change_basis);
-    frame_->lift_(chart);
-    frame_->turn_(turns);
+    const auto turns = open.make_(std::move(steps), abilities().change_basis);
     for (const auto& [gauge, basis] : turns) {
       for (const auto& leg : frame_->plan().gauges[gauge].legs) {
         const auto found = state_.find(tensors[leg.tensor].tensor.unsafeGetTensorImpl());
@@ -261,13 +394,48 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
       }
     }
   }
+  step_plain_(plain, settings);
+  const bool stepped = std::count(has_gradient.begin(), has_gradient.end(), true) > 0;
+  if (placement_ && stepped) placement_->restore_();
+  versions_ = versions();
   return loss;
+}
+
+void LiftedOptimizer::step_plain_(const std::vector<size_t>& tensors,
+                                  const std::vector<StepSettings>& settings) {
+  std::vector<InPlaceStep<LiftedParamState, LiftedOptions>> steps;
+  for (const size_t t : tensors) {
+    const auto& tensor = frame_->plan().tensors[t];
+    auto& state = state_of(t);
+    ++state.step;
+    steps.push_back({tensor.tensor.detach(), tensor.tensor.grad(), state.step.get(), &state,
+                     &options_of(tensor.param_group)});
+  }
+  const auto done = step_in_place_(steps);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (done[i]) continue;
+    const auto& own = settings[tensors[i]];
+    const auto type = frame_->plan().tensors[tensors[i]].compute_type();
+    auto gradient = steps[i].gradient.to(type);
+    if (own.maximize) gradient = gradient.neg();
+    const auto step = rule(gradient, view_of(tensors[i]), *steps[i].state, *steps[i].options);
+    auto& weights = steps[i].weights;
+    auto x = weights.to(type);
+    if (own.weight_decay != 0) x.mul_(1 - own.lr * own.weight_decay);
+    x.add_(step);
+    if (!x.is_alias_of(weights)) weights.copy_(x);
+  }
 }
 
 Report LiftedOptimizer::report() const {
   const auto table = parameter_table();
-  const auto& plan = frame_->plan();
+  const auto& plan = frame().plan();
   Report report;
+  report.place = place_;
+  report.why_in_place = why_in_place_;
+  const bool away = placement_ && placement_->is_original();
+  const auto distances = placement_ && !away ? placement_->distances_to_sections()
+                                             : std::vector<double>(plan.gauges.size());
   report.tensors = static_cast<int64_t>(plan.tensors.size());
   for (const auto& tensor : plan.tensors) {
     report.gauged_tensors += tensor.has_gauge();
@@ -282,19 +450,19 @@ Report LiftedOptimizer::report() const {
     line.coordinates = plan.gauges[k].is_scale()   ? to_string(*treatment.coordinates)
                        : plan.gauges[k].is_shift() ? "centred"
                                                    : to_string(treatment.second_moment);
-    line.frames_recomputed = frame_->gauge_states()[k].recomputed.get();
+    line.frames_recomputed = frame().gauge_states()[k].recomputed.get();
     for (const auto& leg : gauge.legs) line.tensors.push_back(leg.tensor);
     line.channels = gauge.channels;
     line.dimension = dimension(gauge, table);
-    line.degenerate_channels = frame_->degenerate_channels(k);
-    line.imbalance = frame_->gauge_states()[k].imbalance;
+    line.degenerate_channels = frame().degenerate_channels(k);
+    line.imbalance = placement_ ? distances[k] : frame().gauge_states()[k].imbalance;
     report.gauges.push_back(std::move(line));
   }
   return report;
 }
 
 Treatment LiftedOptimizer::treatment(const std::string& gauge) const {
-  for (const auto& [name, treatment] : frame_->treatments()) {
+  for (const auto& [name, treatment] : frame().treatments()) {
     if (name == gauge) return treatment;
   }
   TORCH_CHECK_VALUE(false, "no gauge is called '", gauge, "'");
@@ -302,7 +470,7 @@ Treatment LiftedOptimizer::treatment(const std::string& gauge) const {
 
 at::Tensor LiftedOptimizer::gauge_coordinate(const std::string& gauge) const {
   for (size_t k = 0; k < gauges_.size(); ++k) {
-    if (gauges_[k].name == gauge) return frame_->gauge_coordinate(k);
+    if (gauges_[k].name == gauge) return frame().gauge_coordinate(k);
   }
   TORCH_CHECK_VALUE(false, "no gauge is called '", gauge, "'");
 }
@@ -310,7 +478,15 @@ at::Tensor LiftedOptimizer::gauge_coordinate(const std::string& gauge) const {
 std::vector<at::Tensor> LiftedOptimizer::gauge_coordinates() const {
   std::vector<at::Tensor> result;
   for (size_t k = 0; k < gauges_.size(); ++k) {
-    result.push_back(frame_->gauge_coordinate(k).clone());
+    result.push_back(frame().gauge_coordinate(k).clone());
+  }
+  return result;
+}
+
+std::vector<GroupedParameter> LiftedOptimizer::grouped_parameters() const {
+  std::vector<GroupedParameter> result;
+  for (const auto& tensor : frame_->plan().tensors) {
+    result.push_back({{tensor.name, tensor.tensor}, tensor.param_group});
   }
   return result;
 }

@@ -2,6 +2,7 @@
 // archives.
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/serialize/archive.h>
 
 #include <algorithm>
@@ -9,7 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "ddc/gauge/action.h"
 #include "ddc/optim/lifted.h"
+#include "ddc/placement.h"
 #include "frame/frame.h"
 #include "gauge/gauge_fields.h"
 
@@ -119,6 +122,35 @@ class Loader {
   std::set<std::string> used_;
 };
 
+/// Takes the gradients of weights along that were moved: they are those of the weights as they are now.
+/// `weights` are as they were, in float64, and are moved as well.
+void move_gradients_(const Move& move, const Parameters& weights, const Parameters& params) {
+  Parameters gradients;
+  for (const auto& [name, tensor] : params) {
+    const auto& own = tensor.grad();
+    gradients.add(name, own.defined() ? own.detach().to(at::kDouble, /*non_blocking=*/false, true)
+                                      : at::zeros_like(weights[name].tensor));
+  }
+  for (size_t i = 0; i < move.gauges.size(); ++i) {
+    std::set<std::string> touched;
+    for (const auto& leg : move.gauges[i].legs) {
+      touched.insert({leg.tensor, leg.through.gain, leg.through.shift, leg.through.bias});
+    }
+    Parameters moved;
+    Parameters along;
+    for (const auto& name : touched) {
+      if (name.empty()) continue;
+      moved.add(name, weights[name].tensor);
+      along.add(name, gradients[name].tensor);
+    }
+    act_on_gradient_(move.gauges[i], move.elements[i], moved, along);
+    act_(move.gauges[i], move.elements[i], moved);
+  }
+  for (const auto& [name, tensor] : params) {
+    if (tensor.grad().defined()) at::Tensor(tensor.grad()).copy_(gradients[name].tensor);
+  }
+}
+
 }  // namespace
 
 std::string StateSlot::key_in_parameter() const {
@@ -134,7 +166,7 @@ std::string StateSlot::key() const {
 
 std::string LiftedOptimizer::symmetries() const {
   json gauges = json::array();
-  for (const auto& gauge : frame_->plan().gauges) {
+  for (const auto& gauge : frame().plan().gauges) {
     gauges.push_back({{"gauge", fields_json::Writer::written(gauge.gauge, "")},
                       {"treatment", written(values_of(gauge.treatment))}});
   }
@@ -175,6 +207,16 @@ std::vector<StateSlot> LiftedOptimizer::state_slots() {
     add(StateSlot::Owner::parameter, t, plan.tensors[t].name, {{"step", &state.step.tensor()}});
     add(StateSlot::Owner::parameter, t, plan.tensors[t].name, state.tensors());
   }
+  if (placement_) {
+    std::map<std::string, size_t> first_leg;
+    for (const auto& gauge : frame().plan().gauges) {
+      first_leg[gauge.gauge.name] = gauge.legs.front().tensor;
+    }
+    for (const auto& [gauge, field, tensor] : placement_->state()) {
+      add(StateSlot::Owner::gauge, first_leg.at(gauge), gauge, {{field, tensor}});
+    }
+    return slots;
+  }
   for (size_t k = 0; k < gauges_.size(); ++k) {
     add(StateSlot::Owner::gauge, plan.gauges[k].legs.front().tensor, gauges_[k].name,
         fields(frame_->gauge_states()[k], gauges_[k]));
@@ -200,13 +242,19 @@ OptimizerState LiftedOptimizer::state_dict() const {
 }
 
 void LiftedOptimizer::reset_state() {
-  std::vector<GroupedParameter> parameters;
-  for (const auto& tensor : frame_->plan().tensors) {
-    parameters.push_back({{tensor.name, tensor.tensor}, tensor.param_group});
+  const auto parameters = grouped_parameters();
+  const at::NoGradGuard no_grad;
+  const auto table = parameter_table();
+  const bool has_gradients = std::any_of(
+      table.begin(), table.end(), [](const auto& each) { return each.tensor.grad().defined(); });
+  Parameters before;
+  for (const auto& [name, tensor] : has_gradients ? table : Parameters()) {
+    before.add(name, tensor.detach().to(at::kDouble, /*non_blocking=*/false, /*copy=*/true));
   }
-  auto gauges = gauges_;
-  gauges.insert(gauges.end(), unbound_.begin(), unbound_.end());
-  frame_ = std::make_unique<Frame>(parameters, gauges, treatments_);
+  bind_(parameters);
+  if (placement_ && has_gradients) {
+    move_gradients_(placement_->to_original().inverse(), before, table);
+  }
   state_.clear();
   make_states_();
 }
@@ -289,7 +337,8 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
 }
 
 void LiftedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tensors, Load mode) {
-  Loader loader(tensors, mode == Load::adopt);
+  const bool moves = mode == Load::copy || mode == Load::resume;
+  Loader loader(tensors, mode == Load::adopt || mode == Load::resume);
   const auto& plan = frame_->plan();
   std::vector<std::pair<size_t, std::unique_ptr<LiftedParamState>>> loaded;
   for (size_t t = 0; t < plan.tensors.size(); ++t) {
@@ -325,12 +374,31 @@ void LiftedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tens
   }
   loader.check_all_used();
   if (mode == Load::check) return;
+  // Some load an optimizer's own state into it, to move it to another device: it is of these weights.
+  const auto own_slots = state_slots();
+  const bool is_own = std::all_of(own_slots.begin(), own_slots.end(), [&](const StateSlot& slot) {
+    return slot.owner != StateSlot::Owner::gauge ||
+           (slot.field != "element" && slot.field != "original") ||
+           at::equal(tensors.at(slot.key()).to(slot.tensor->device()), *slot.tensor);
+  });
+  if (placement_ && moves && !is_own && versions() == versions_) {
+    // These are weights that this optimizer has placed; the state that is loaded knows nothing of that.
+    placement_->to_original_();
+    put_back_(grouped_parameters());
+  }
   loader.commit();
   state_.clear();
   for (auto& [t, fresh] : loaded) {
     state_[plan.tensors[t].tensor.unsafeGetTensorImpl()] = std::move(fresh);
   }
   make_states_();
+  if (!placement_) return;
+  found_ = {};
+  placement_->loaded();
+  is_loaded_ = moves;
+  loaded_original_ = placement_->is_original();
+  if (moves) placement_->to_canonical_();
+  versions_ = versions();
 }
 
 void LiftedOptimizer::save(torch::serialize::OutputArchive& archive) const {

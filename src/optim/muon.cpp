@@ -77,11 +77,6 @@ OptionList MuonOptions::options() {
           {"maximize", maximize, "ascend"}};
 }
 
-void MuonOptions::check() const {
-  TORCH_CHECK_VALUE(use_adam || !nesterov || momentum > 0,
-                    "option nesterov needs momentum > 0, got ", momentum);
-}
-
 MuonOptions MuonOptions::adam(const AdamOptions& options) {
   return {.lr = options.lr,
           .weight_decay = options.weight_decay,

@@ -49,7 +49,7 @@ std::vector<Gauge> paper_gauges(const std::vector<Gauge>& gauges, bool muon) {
 Recipe paper(const std::string& rule, const std::vector<Gauge>& gauges) {
   const bool muon = rule == "DDCMuon";
   const bool keeps_second_moments = muon || rule == "DDCAdam";
-  Treatment treatment{.coordinates = Coordinates::polar, .decay_held = true};
+  Treatment treatment{.heads = Heads::cut, .coordinates = Coordinates::polar, .decay_held = true};
   if (keeps_second_moments) treatment.second_moment = SecondMoment::body_frame_topk;
   Recipe result{paper_gauges(gauges, muon), treatment, {}};
   if (muon) {

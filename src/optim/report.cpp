@@ -47,8 +47,9 @@ std::ostream& operator<<(std::ostream& out, const Report& report) {
     out << std::right;
   };
   line("gauge", "kind", "group", "coords");
-  out << std::setw(9) << "channels" << std::setw(12) << "degenerate" << std::setw(11) << "corrected"
-      << std::setw(8) << "frames" << '\n';
+  out << std::setw(9) << "channels" << std::setw(12) << "degenerate" << std::setw(11)
+      << (report.place == Place::canonical ? "off by" : "corrected") << std::setw(8) << "frames"
+      << '\n';
   for (const auto& gauge : report.gauges) {
     line(gauge.name, gauge.kind, gauge.group, gauge.coordinates);
     out << std::setw(9) << gauge.channels << std::setw(12) << gauge.degenerate_channels
@@ -57,6 +58,12 @@ std::ostream& operator<<(std::ostream& out, const Report& report) {
   }
   out << report.gauges.size() << " gauges of dimension " << report.dimension() << " on "
       << report.gauged_tensors << " of " << report.tensors << " tensors\n";
+  if (!report.gauges.empty()) {
+    out << (report.place == Place::canonical ? "weights at their canonical place"
+                                             : "weights in place");
+    if (!report.why_in_place.empty()) out << ": " << report.why_in_place;
+    out << '\n';
+  }
   out.flags(flags);
   out.precision(precision);
   return out;

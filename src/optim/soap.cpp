@@ -46,10 +46,14 @@ at::Tensor project_back(at::Tensor matrices, const SoapMoments& moments) {
   return matrices;
 }
 
-/// The matrices that have a gradient but no basis yet.
+/// The matrices that have no basis yet.
 at::Tensor without_basis(const SoapMoments& moments) {
   const auto& values = moments.left.defined() ? moments.left_values : moments.right_values;
-  return (moments.unit > 0) & (values.amax({-1}, /*keepdim=*/true) == 0).unsqueeze(-1);
+  return (values.amax({-1}, /*keepdim=*/true) == 0).unsqueeze(-1);
+}
+
+bool all_have_bases(const SoapMoments& moments) {
+  return !without_basis(moments).any().item<bool>();
 }
 
 /// Replaces the basis by the factor's eigenvectors where `stale` says so, and returns the squared
@@ -73,8 +77,14 @@ at::Tensor turn_basis_(const at::Tensor& factor, const at::Tensor& stale, const 
 
 void update_basis_(SoapMoments& moments, const at::Tensor& g, const at::Tensor& is_first,
                    bool due) {
-  const auto stale = due ? at::ones_like(moments.unit, at::kBool) : without_basis(moments);
-  if (!due && !stale.any().item<bool>()) return;
+  // Between two computations all but matrices without a gradient have one, and the host need not ask.
+  if (!due && moments.has_bases) return;
+  const auto stale =
+      due ? at::ones_like(moments.unit, at::kBool) : (moments.unit > 0) & without_basis(moments);
+  if (!due && !stale.any().item<bool>()) {
+    moments.has_bases = all_have_bases(moments);
+    return;
+  }
   auto squares = moments.exp_avg_sq.to(at::kDouble);
   if (moments.left.defined()) {
     const auto weights =
@@ -87,6 +97,7 @@ void update_basis_(SoapMoments& moments, const at::Tensor& g, const at::Tensor& 
     squares = squares.matmul(weights.to(at::kDouble).mT());
   }
   moments.exp_avg_sq.copy_(at::where(stale, share(squares, moments), moments.exp_avg_sq));
+  moments.has_bases = all_have_bases(moments);
 }
 
 /// Where there have been gradients that stand out of the rounding errors of the projections, which are

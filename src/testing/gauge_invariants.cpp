@@ -93,7 +93,8 @@ class Session {
     validate(gauge, params);
     if (!options_.optimizer) {
       options_.optimizer = [](const Parameters& p, std::vector<Gauge> gauges) {
-        return std::make_unique<DDCAdam>(p, std::move(gauges), AdamOptions{.lr = 1e-3});
+        return std::make_unique<DDCAdam>(p, std::move(gauges), AdamOptions{.lr = 1e-3},
+                                         Treatment{.placement = Place::in_place});
       };
     }
     gauge_tolerance_ = tolerance_or(options.gauge_tolerance, params, 1e-11, 2e-4);
@@ -278,7 +279,10 @@ class Session {
       optimizer->step();
       image_optimizer->step();
     }
+    // At the canonical place both are the same; they are compared where they come from.
+    for (auto* each : {optimizer.get(), image_optimizer.get()}) each->to_original_();
     add(compare(moved(theta, g), image), "equivariance", step_tolerance_);
+    for (auto* each : {optimizer.get(), image_optimizer.get()}) each->to_canonical_();
 
     if (gauge_.action == Action::rotation) {
       check_orbit_part(image, *image_optimizer);

@@ -135,6 +135,9 @@ double paired_error(const Testbed& testbed, const std::vector<Gauge>& gauges,
     first_optimizer->step();
     second_optimizer->step();
   }
+  for (const auto* optimizer : {&first_optimizer, &second_optimizer}) {
+    if (auto* lifted = dynamic_cast<LiftedOptimizer*>(optimizer->get())) lifted->to_original_();
+  }
   const auto image = first.clone();
   act_(gauges, element, image);
   return relative_error(second, image);

@@ -1,6 +1,6 @@
 // Reasons in words: a small network for each, with a gauge that one would have without what is named.
 
-#include "ddc/discover/reasons.h"
+#include "discover/reasons.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>

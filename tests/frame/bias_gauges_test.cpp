@@ -59,7 +59,8 @@ TEST(BiasGauges, AreHeldToRoundingInFloat32WhereAdamWMovesThem) {
       moved[name] = (value - start.at(name)).abs().max().item<double>();
     return moved;
   };
-  for (const auto& [name, moved] : train(ddc_adam(AdamOptions{.lr = 3e-3, .weight_decay = 0.01}))) {
+  for (const auto& [name, moved] :
+       train(ddc_adam({.lr = 3e-3, .weight_decay = 0.01}, in_place()))) {
     std::cout << name << " moves by " << moved << "\n";
     EXPECT_LE(moved, 1e-6) << name;
   }

@@ -71,15 +71,24 @@ std::vector<Stratum> strata() {
   };
 }
 
-class DegenerateStratum : public ::testing::TestWithParam<std::tuple<Stratum, Coordinates>> {};
+/// All coordinates in place, and the canonical place.
+std::vector<Treatment> treatments() {
+  std::vector<Treatment> result{placed()};
+  for (const auto coordinates : kAllCoordinates) {
+    result.push_back(in_place({.coordinates = coordinates}));
+  }
+  return result;
+}
+
+class DegenerateStratum : public ::testing::TestWithParam<std::tuple<Stratum, Treatment>> {};
 
 TEST_P(DegenerateStratum, IsLeftByTrainingAndHeldFromThenOn) {
-  const auto& [stratum, coordinates] = GetParam();
+  const auto& [stratum, treatment] = GetParam();
   const auto& bed = stratum.bed;
   const auto params = bed.init(1, at::kDouble);
   const auto gauges = bed.gauges(params);
   ASSERT_EQ(gauges.size(), 1);
-  DDCAdam optimizer(params, gauges, AdamOptions{.lr = 3e-3}, Treatment{.coordinates = coordinates});
+  DDCAdam optimizer(params, gauges, AdamOptions{.lr = 3e-3}, treatment);
   EXPECT_EQ(optimizer.report().degenerate_channels(), stratum.degenerate);
 
   const auto batch = bed.batch(1, at::kDouble);
@@ -108,9 +117,9 @@ TEST_P(DegenerateStratum, IsLeftByTrainingAndHeldFromThenOn) {
 }
 
 TEST_P(DegenerateStratum, IsEquivariant) {
-  const auto& [stratum, coordinates] = GetParam();
+  const auto& [stratum, treatment] = GetParam();
   const auto gauges = stratum.bed.gauges(stratum.bed.init(1, at::kDouble));
-  const auto make = ddc_adam(usual_options(), Treatment{.coordinates = coordinates});
+  const auto make = ddc_adam(usual_options(), treatment);
   for (const uint64_t seed : {1, 2, 3}) {
     EXPECT_LE(paired_error(stratum.bed, gauges, make, {.seed = seed}),
               equivariance_tolerance(at::kDouble));
@@ -119,9 +128,12 @@ TEST_P(DegenerateStratum, IsEquivariant) {
 
 INSTANTIATE_TEST_SUITE_P(Strata, DegenerateStratum,
                          ::testing::Combine(::testing::ValuesIn(strata()),
-                                            ::testing::ValuesIn(kAllCoordinates)),
+                                            ::testing::ValuesIn(treatments())),
                          [](const auto& instance) {
-                           std::string mode = to_string(std::get<1>(instance.param));
+                           const auto& treatment = std::get<1>(instance.param);
+                           std::string mode = treatment.coordinates
+                                                  ? to_string(*treatment.coordinates)
+                                                  : to_string(*treatment.placement);
                            mode[0] = static_cast<char>(std::toupper(mode[0]));
                            return std::get<0>(instance.param).name + mode;
                          });
@@ -129,12 +141,11 @@ INSTANTIATE_TEST_SUITE_P(Strata, DegenerateStratum,
 TEST(DegenerateChannel, ComesBackToWhereItWasHeldBefore) {
   const auto bed = testbeds::relu_teacher_student({.per_channel = true});
   const auto batch = bed.batch(1, at::kDouble);
-  for (const auto coordinates : kAllCoordinates) {
-    SCOPED_TRACE(to_string(coordinates));
+  for (const auto& treatment : treatments()) {
+    SCOPED_TRACE(to_string(treatment));
     const auto params = bed.init(1, at::kDouble);
     const auto gauges = bed.gauges(params);
-    DDCAdam optimizer(params, gauges, AdamOptions{.lr = 3e-3},
-                      Treatment{.coordinates = coordinates});
+    DDCAdam optimizer(params, gauges, AdamOptions{.lr = 3e-3}, treatment);
     const auto held = optimizer.gauge_coordinate(gauges[0].name);
     const auto train = [&](int steps) {
       for (int step = 0; step < steps; ++step) {
@@ -183,11 +194,11 @@ TEST(DegenerateBlock, WithZeroOutputProjectionsTrainsAndBinds) {
 
 TEST(DegenerateBlock, WithZeroOutputProjectionsIsEquivariant) {
   const auto bed = block_with_zero_outputs({.residual_shifts = false});
-  for (const auto coordinates : kAllCoordinates) {
+  for (const auto& treatment : treatments()) {
     const auto gauges = bed.gauges(bed.init(1, at::kDouble));
-    const auto make = ddc_adam(usual_options(), Treatment{.coordinates = coordinates});
+    const auto make = ddc_adam(usual_options(), treatment);
     EXPECT_LE(paired_error(bed, gauges, make, {.steps = 20}), equivariance_tolerance(at::kDouble))
-        << to_string(coordinates);
+        << to_string(treatment);
   }
 }
 
@@ -201,7 +212,11 @@ TEST(DegenerateBlock, WithZeroOutputProjectionsIsEquivariantUnderShiftsOfTheMean
   const auto gauges = bed.gauges(params);
   auto options = usual_options();
   options.eps = 1e-4;
-  EXPECT_LE(paired_error(bed, gauges, ddc_adam(options)), equivariance_tolerance(at::kDouble));
+  for (const auto& treatment : {in_place(), placed()}) {
+    EXPECT_LE(paired_error(bed, gauges, ddc_adam(options, treatment)),
+              equivariance_tolerance(at::kDouble))
+        << to_string(treatment);
+  }
 
   act_(gauges, random_element(gauges, params, 0.5, generator(1)), params);
   EXPECT_EQ(DDCAdam(params, gauges).report().degenerate_channels(), 4 + 24 + 24);

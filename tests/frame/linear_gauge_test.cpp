@@ -92,7 +92,7 @@ struct Followed {
 
 Followed follow(const Testbed& bed, int64_t steps, const AdamOptions& options = fast()) {
   const auto params = bed.init(1, at::kDouble);
-  DDCAdam optimizer(params, bed.gauges(params), options);
+  DDCAdam optimizer(params, bed.gauges(params), options, in_place());
   Followed result;
   result.degenerate_at_start = optimizer.report().degenerate_channels();
   result.first_loss = loss_of(bed, params, bed.batch(0, at::kDouble));
@@ -126,7 +126,10 @@ PairedRun related(int64_t steps) { return {.steps = steps, .size = 0.5}; }
 TEST(LinearPair, ThatStartsAtZeroIsEquivariantThenBoundAndHeld) {
   const auto bed = factor_pair({.second_is_zero = true});
   const auto gauges = bed.gauges(bed.init(1, at::kDouble));
-  EXPECT_LE(paired_error(bed, gauges, ddc_adam(fast()), related(300)), 1e-10);
+  for (const auto& treatment : {in_place(), placed()}) {
+    EXPECT_LE(paired_error(bed, gauges, ddc_adam(fast(), treatment), related(300)), 1e-10)
+        << to_string(treatment);
+  }
   EXPECT_GE(paired_error(bed, gauges, testbeds::adamw(1e-2, 0.01), related(300)), 1e-2);
 
   const auto run = follow(bed, 600);
@@ -145,7 +148,10 @@ TEST(LinearPair, ThatStartsAtZeroIsEquivariantThenBoundAndHeld) {
 TEST(LinearPair, ThatIsNotZeroIsHeldFromTheStart) {
   const auto bed = factor_pair({});
   const auto gauges = bed.gauges(bed.init(1, at::kDouble));
-  EXPECT_LE(paired_error(bed, gauges, ddc_adam(fast()), related(300)), 1e-10);
+  for (const auto& treatment : {in_place(), placed()}) {
+    EXPECT_LE(paired_error(bed, gauges, ddc_adam(fast(), treatment), related(300)), 1e-10)
+        << to_string(treatment);
+  }
   const auto run = follow(bed, 600);
   EXPECT_EQ(run.bound_at, 0);
   EXPECT_LE(run.drift, 1e-10);
@@ -166,10 +172,13 @@ TEST(LinearPair, WithMoreUnitsThanASideHasRankStaysDegenerateAndTrains) {
     EXPECT_LE(run.last_loss, run.first_loss / 10);
     // What the other side does not read has no gradient but rounding, 1e-16, of which Adam makes steps
     // of lr 1e-16 / eps. That this is all there is shows in a larger eps.
-    EXPECT_LE(paired_error(bed, gauges, ddc_adam(fast()), related(100)), 1e-8);
     auto large_eps = fast();
     large_eps.eps = 1e-3;
-    EXPECT_LE(paired_error(bed, gauges, ddc_adam(large_eps), related(100)), 1e-12);
+    for (const auto& treatment : {in_place(), placed()}) {
+      SCOPED_TRACE(to_string(treatment));
+      EXPECT_LE(paired_error(bed, gauges, ddc_adam(fast(), treatment), related(100)), 1e-8);
+      EXPECT_LE(paired_error(bed, gauges, ddc_adam(large_eps, treatment), related(100)), 1e-12);
+    }
   }
 }
 
@@ -177,16 +186,6 @@ TEST(LinearPair, WithDependentOrZeroRowsTrainsWithoutNaN) {
   const std::map<std::string, std::function<void(const Parameters&)>> changes{
       {"two equal rows", [](const Parameters& p) { p["a"].tensor[0].copy_(p["a"].tensor[1]); }},
       {"a zero row", [](const Parameters& p) { p["a"].tensor[0].zero_(); }},
-      {"a zero row and column",
-       [](const Parameters& p) {
-         p["a"].tensor[0].zero_();
-         p["b"].tensor.select(1, 0).zero_();
-       }},
-      {"two equal rows and columns",
-       [](const Parameters& p) {
-         p["a"].tensor[0].copy_(p["a"].tensor[1]);
-         p["b"].tensor.select(1, 0).copy_(p["b"].tensor.select(1, 1));
-       }},
       {"all zero", [](const Parameters& p) {
          p["a"].tensor.zero_();
          p["b"].tensor.zero_();
@@ -206,11 +205,33 @@ TEST(LinearPair, WithDependentOrZeroRowsTrainsWithoutNaN) {
   }
 }
 
+/// Where neither side fixes a basis, copies have no place to agree on.
+TEST(LinearPair, WithoutFullRankOnEitherSideIsRefused) {
+  const std::map<std::string, std::function<void(const Parameters&)>> changes{
+      {"a zero row and column",
+       [](const Parameters& p) {
+         p["a"].tensor[0].zero_();
+         p["b"].tensor.select(1, 0).zero_();
+       }},
+      {"two equal rows and columns", [](const Parameters& p) {
+         p["a"].tensor[0].copy_(p["a"].tensor[1]);
+         p["b"].tensor.select(1, 0).copy_(p["b"].tensor.select(1, 1));
+       }}};
+  for (const auto& [name, change] : changes) {
+    SCOPED_TRACE(name);
+    const auto bed = starting_from(factor_pair({}), change);
+    const auto params = bed.init(1, at::kDouble);
+    for (const auto& treatment : {in_place(), placed()}) {
+      EXPECT_THROW(DDCAdam(params, bed.gauges(params), {}, treatment), c10::Error);
+    }
+  }
+}
+
 /// Re-balancing on a trigger: both copies cross the threshold together.
 TEST(LinearPair, RebalancedOnATriggerIsEquivariantAndStaysBelowIt) {
   constexpr double kThreshold = 1e-2;
   const auto bed = factor_pair({});
-  const Treatment treatment{.rebalance_above = kThreshold};
+  const auto treatment = in_place({.rebalance_above = kThreshold});
   EXPECT_LE(paired_error(bed, bed.gauges(bed.init(1, at::kDouble)), ddc_adam(fast(), treatment),
                          related(300)),
             1e-10);
@@ -279,7 +300,7 @@ TEST(LinearGaugesOfHeads, AreHeldWhereAdamWMovesThem) {
       }
       return most;
     };
-    const double held = drifts(ddc_adam(fast()));
+    const double held = drifts(ddc_adam(fast(), in_place()));
     const double moved = drifts(testbeds::adamw(1e-2, 0.01));
     std::cout << name << ": log S of heads moves by " << held << ", with AdamW by " << moved
               << "\n";
@@ -295,15 +316,17 @@ TEST(LinearGaugesOfHeads, OfRankDeficientHeadsTrainWithoutNaN) {
           params["layers.0.attention.value.weight"].tensor[1]);
       params["layers.0.attention.query.weight"].tensor[2].zero_();
     });
-    const auto params = damaged.init(1, at::kDouble);
-    DDCAdam optimizer(params, damaged.gauges(params), fast());
-    const double before = loss_of(damaged, params, damaged.batch(0, at::kDouble));
-    for (uint64_t step = 0; step < 100; ++step) {
-      backward(damaged, params, damaged.batch(step, at::kDouble));
-      optimizer.step();
-      ASSERT_TRUE(all_finite(params)) << name << " at step " << step;
+    for (const auto& treatment : {in_place(), placed()}) {
+      const auto params = damaged.init(1, at::kDouble);
+      DDCAdam optimizer(params, damaged.gauges(params), fast(), treatment);
+      const double before = loss_of(damaged, params, damaged.batch(0, at::kDouble));
+      for (uint64_t step = 0; step < 100; ++step) {
+        backward(damaged, params, damaged.batch(step, at::kDouble));
+        optimizer.step();
+        ASSERT_TRUE(all_finite(params)) << name << " at step " << step;
+      }
+      EXPECT_LT(loss_of(damaged, params, damaged.batch(0, at::kDouble)), before) << name;
     }
-    EXPECT_LT(loss_of(damaged, params, damaged.batch(0, at::kDouble)), before) << name;
   }
 }
 

@@ -1,6 +1,6 @@
 // Polar coordinates: the joint scale goes where the paper says it goes.
 
-#include "frame/polar.h"
+#include "frame/maps/polar.h"
 
 #include <gtest/gtest.h>
 

@@ -51,15 +51,17 @@ void PrintTo(const Base& base, std::ostream* out) { *out << base.name; }
 /// Body frames are computed again every other step, so that there is one in each half of a run.
 Base adam(SecondMoment mode) {
   return {std::string("Adam_") + to_string(mode), [=](const Parameters& params, auto gauges) {
-            return std::make_unique<DDCAdam>(params, std::move(gauges), AdamOptions{.lr = 1e-2},
-                                             Treatment{.second_moment = mode, .frame_interval = 2});
+            return std::make_unique<DDCAdam>(
+                params, std::move(gauges), AdamOptions{.lr = 1e-2},
+                in_place({.second_moment = mode, .frame_interval = 2}));
           }};
 }
 
 template <class Optimizer>
 Base base(const std::string& name) {
   return {name, [](const Parameters& params, std::vector<Gauge> gauges) {
-            return std::make_unique<Optimizer>(params, std::move(gauges));
+            return std::make_unique<Optimizer>(params, std::move(gauges),
+                                               typename Optimizer::Options{}, in_place());
           }};
 }
 
@@ -221,7 +223,7 @@ TEST(BlockStateTest, OfAnotherGroupOnTheSameTensorsIsRefused) {
                          }
                        }
                        return std::make_unique<DDCAdam>(params, std::move(gauges), AdamOptions{},
-                                                        Treatment{.frame_interval = 2});
+                                                        in_place({.frame_interval = 2}));
                      }};
   const Training other(smaller, at::kDouble);
   other.train(0, 1);

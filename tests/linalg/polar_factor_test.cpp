@@ -77,6 +77,25 @@ void for_conditions(std::initializer_list<double> conditions, const Check& check
   }
 }
 
+// Rounding that an optimizer would step by: it brings units to life that have no gradient.
+TEST(PolarFactor, RowsAndColumnsOfZerosStayZeroToTheLastBit) {
+  for (const auto method : kMethods) {
+    for (const auto type : kTypes) {
+      for (const auto& [rows, cols] : kShapes) {
+        SCOPED_TRACE(testing::Message()
+                     << to_string(method) << ' ' << type << ' ' << rows << 'x' << cols);
+        auto matrix = normal({rows, cols}, 3).to(type);
+        matrix.select(0, rows / 2).zero_();
+        matrix.select(1, cols - 1).zero_();
+        const auto polar = polar_factor(matrix, method);
+        EXPECT_EQ(polar.select(0, rows / 2).count_nonzero().item<int64_t>(), 0);
+        EXPECT_EQ(polar.select(1, cols - 1).count_nonzero().item<int64_t>(), 0);
+        EXPECT_GT(polar.count_nonzero().item<int64_t>(), 0);
+      }
+    }
+  }
+}
+
 TEST(PolarFactorExact, HasSingularValuesOfOneForEveryCondition) {
   for_conditions({1e1, 1e2, 1e3, 1e4}, [](at::ScalarType type, double condition, const Sample& x) {
     const auto u = polar_factor(x.matrix);

@@ -75,7 +75,7 @@ TEST_P(FedGradients, KeepCopiesRelatedInFloat) {
   };
   const auto first = draw(true);
   const auto gauges = construction.gauges(first);
-  const Treatment treatment{.coordinates = coordinates, .vertical = vertical};
+  const auto treatment = in_place({.coordinates = coordinates, .vertical = vertical});
   const auto element = random_element(gauges, first, 0.5, random);
   const auto second = first.clone();
   act_(gauges, element, second);

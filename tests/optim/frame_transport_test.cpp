@@ -127,7 +127,7 @@ TEST(FrameTransport, MakesNoDifferenceToBasesThatCommuteWithRotations) {
   for (const auto& [name, make] : bases) {
     const auto run = [&](SecondMoment mode) {
       const auto params = bed.init(1, at::kDouble);
-      auto treatment = turned(mode);
+      auto treatment = in_place(turned(mode));
       treatment.frame_interval = 1;
       const auto optimizer = make(treatment)(params, turning(params));
       for (int64_t step = 0; step < kSteps; ++step) {

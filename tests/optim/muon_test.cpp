@@ -118,6 +118,19 @@ TEST(MuonRule, MomentumIsAMovingAverage) {
   }
 }
 
+// As in torch, with or without nesterov.
+TEST(MuonRule, MomentumOfZeroIsTheGradient) {
+  for (const bool nesterov : {false, true}) {
+    const MuonOptions settings{.momentum = 0, .nesterov = nesterov};
+    check_options(settings);
+    auto state = MuonRule::init({"", at::zeros({3, 4}, at::kDouble), {}, {}}, settings);
+    for (const uint64_t seed : {1, 2}) {
+      const auto gradient = normal({3, 4}, seed);
+      EXPECT_TRUE(MuonRule::momentum(gradient, state, settings).equal(gradient));
+    }
+  }
+}
+
 TEST(MuonRule, DisplacementIsTheScaledPolarFactor) {
   for (const auto scale : kScales) {
     for (const auto method : {PolarMethod::exact, PolarMethod::newton_schulz}) {

@@ -100,7 +100,7 @@ RotationDrift run(const Case& each, const OptimizerMaker& make, int64_t steps) {
 }
 
 OptimizerMaker lifted_adam(double lr, double weight_decay, bool procrustes) {
-  return ddc_adam({.lr = lr, .weight_decay = weight_decay}, Treatment{.procrustes = procrustes});
+  return ddc_adam({.lr = lr, .weight_decay = weight_decay}, in_place({.procrustes = procrustes}));
 }
 
 double mean(const std::vector<double>& values, size_t first, size_t count) {

@@ -70,7 +70,8 @@ TEST(Recipe, PaperSetsItsTreatmentAndOptions) {
   EXPECT_EQ(treatment.vertical, Vertical::frozen);
   EXPECT_EQ(treatment.second_moment, SecondMoment::body_frame_topk);
   EXPECT_EQ(treatment.tau, 1e-2);
-  EXPECT_EQ(treatment.project, Projection::step);
+  EXPECT_FALSE(treatment.project.has_value()) << "in place, the step";
+  EXPECT_EQ(treatment.heads, Heads::cut);
   EXPECT_TRUE(treatment.decay_held);
   const auto muon = recipe("paper", "DDCMuon", gauges);
   EXPECT_EQ(muon.treatments.of(muon.gauges.front()).project, Projection::momentum);
@@ -207,7 +208,7 @@ TEST(Projection, DecidesWhetherAStepHasAPartAlongTheOrbit) {
     const auto params = heads();
     const auto gauges = rotations(params);
     const auto before = params.clone();
-    DDCMuon optimizer(params, gauges, {.weight_decay = 0}, Treatment{.project = project});
+    DDCMuon optimizer(params, gauges, {.weight_decay = 0}, in_place({.project = project}));
     auto random = generator(3);
     for (const auto& [name, tensor] : params) {
       tensor.mutable_grad() = at::randn(tensor.sizes(), random, at::kDouble);
@@ -231,13 +232,15 @@ TEST(Projection, OfTheMomentumNeedsARuleThatHasOne) {
 TEST(Projection, NeverLetsCoordinatesDriftAndCopiesStayRelated) {
   const auto testbed = testbeds::layer_norm_block({.gauges = testbeds::GaugeSet::rotations});
   const auto gauges = gauges_of(testbed);
-  const Treatment never{.project = Projection::never};
-  // Of the rounding along a shift, where it is not projected out, Adam makes steps of 1e-16 lr / eps.
-  const auto make = testbeds::ddc_adam({.lr = 1e-3, .eps = 1e-4}, never);
-  EXPECT_LE(testbeds::paired_error(testbed, gauges, make, {.steps = 20}), 1e-11);
-  const auto drift = testbeds::drift(testbed, testbed.init(42, at::kDouble), gauges, make,
-                                     {.steps = 20, .type = at::kDouble});
-  EXPECT_GE(drift.largest(), 1e-4);
+  for (const auto& never :
+       {in_place({.project = Projection::never}), placed({.project = Projection::never})}) {
+    // Of the rounding along a shift, where it is not projected out, Adam makes steps of 1e-16 lr / eps.
+    const auto make = testbeds::ddc_adam({.lr = 1e-3, .eps = 1e-4}, never);
+    EXPECT_LE(testbeds::paired_error(testbed, gauges, make, {.steps = 20}), 1e-11);
+    const auto drift = testbeds::drift(testbed, testbed.init(42, at::kDouble), gauges, make,
+                                       {.steps = 20, .type = at::kDouble});
+    EXPECT_GE(drift.largest(), 1e-4);
+  }
 }
 
 TEST(Bind, OffStillCutsHeadsForMuon) {
@@ -272,7 +275,7 @@ TEST(DecayHeld, LetsTheMeanOfAShiftDecayAsWeightsDo) {
   for (const bool decays : {false, true}) {
     const auto copy = params.clone();
     DDCAdam optimizer(copy, gauges, {.lr = 0.1, .weight_decay = 0.5},
-                      Treatment{.decay_held = decays});
+                      in_place({.decay_held = decays}));
     copy["unembed"].tensor.mutable_grad() = at::ones({9, 6}, at::kDouble);
     optimizer.step();
     EXPECT_LE((mean(copy) - start * (decays ? 0.95 : 1.0)).abs().max().item<double>(), 1e-14);

@@ -146,12 +146,11 @@ TEST_P(RuleContract, RefusesBadValuesNamingTheOption) {
 
 TEST_P(RuleContract, MakesItsStateAtConstructionAndUpdatesItInPlace) {
   const auto bed = testbeds::rms_norm_block({.gauges = GaugeSet::full});
-  for (const bool with_gauges : {false, true}) {
+  for (const auto& treatment : {Treatment{.bind = false}, in_place(), placed()}) {
     for (const auto type : {at::kDouble, at::kFloat}) {
-      SCOPED_TRACE(testing::Message() << type << (with_gauges ? " with gauges" : ""));
+      SCOPED_TRACE(testing::Message() << type << " " << to_string(treatment));
       const auto params = bed.init(1, type);
-      const auto gauges = with_gauges ? bed.gauges(params) : std::vector<Gauge>{};
-      const auto optimizer = make(params, gauges);
+      const auto optimizer = make(params, bed.gauges(params), {}, treatment);
       struct Seen {
         const void* tensor;
         const void* memory;
@@ -212,22 +211,25 @@ TEST_P(RuleContract, MakesNoStateForFrozenTensors) {
 TEST_P(RuleContract, LoadsAStateAndGoesOnToTheLastBit) {
   const auto bed = testbeds::layer_norm_block({.gauges = GaugeSet::full});
   for (const auto type : {at::kDouble, at::kFloat}) {
-    const auto run = [&](const Parameters& params, LiftedOptimizer& optimizer, uint64_t from) {
-      for (uint64_t step = from; step < from + 4; ++step) {
-        backward(bed, params, bed.batch(step, type));
-        optimizer.step();
-      }
-    };
-    const auto params = bed.init(1, type);
-    const auto optimizer = make(params, bed.gauges(params), {{"lr", 0.003}});
-    run(params, *optimizer, 0);
-    const auto copy = params.clone();
-    const auto resumed = make(copy, bed.gauges(copy));
-    resumed->load_state_dict(optimizer->state_dict());
-    EXPECT_THAT(differences(snapshot(*optimizer), snapshot(*resumed)), IsEmpty());
-    run(params, *optimizer, 4);
-    run(copy, *resumed, 4);
-    EXPECT_THAT(differences(snapshot(*optimizer), snapshot(*resumed)), IsEmpty()) << type;
+    for (const auto& treatment : {in_place(), placed(), placed({.every = 3})}) {
+      SCOPED_TRACE(testing::Message() << type << " " << to_string(treatment));
+      const auto run = [&](const Parameters& params, LiftedOptimizer& optimizer, uint64_t from) {
+        for (uint64_t step = from; step < from + 4; ++step) {
+          backward(bed, params, bed.batch(step, type));
+          optimizer.step();
+        }
+      };
+      const auto params = bed.init(1, type);
+      const auto optimizer = make(params, bed.gauges(params), {{"lr", 0.003}}, treatment);
+      run(params, *optimizer, 0);
+      const auto copy = params.clone();
+      const auto resumed = make(copy, bed.gauges(copy), {}, treatment);
+      resumed->load_state_dict(optimizer->state_dict());
+      EXPECT_THAT(differences(snapshot(*optimizer), snapshot(*resumed)), IsEmpty());
+      run(params, *optimizer, 4);
+      run(copy, *resumed, 4);
+      EXPECT_THAT(differences(snapshot(*optimizer), snapshot(*resumed)), IsEmpty());
+    }
   }
 }
 
@@ -235,7 +237,7 @@ TEST_P(RuleContract, RefusesAStateOfAnotherTreatmentOrOfOtherGauges) {
   const auto bed = testbeds::rms_norm_block({.gauges = GaugeSet::full});
   const auto params = bed.init(1, at::kDouble);
   const auto gauges = bed.gauges(params);
-  const auto trained = make(params, gauges);
+  const auto trained = make(params, gauges, {}, in_place());
   backward(bed, params, bed.batch(1, at::kDouble));
   trained->step();
   const auto state = trained->state_dict();
@@ -247,13 +249,14 @@ TEST_P(RuleContract, RefusesAStateOfAnotherTreatmentOrOfOtherGauges) {
     expect_error([&] { optimizer->load_state_dict(state); }, parts);
     EXPECT_THAT(differences(before, snapshot(*optimizer)), IsEmpty());
   };
-  refused(gauges, Treatment{.coordinates = Coordinates::polar}, {"polar"});
-  refused(gauges, Treatment{.procrustes = true}, {"procrustes"});
-  refused(gauges, Treatment{.project = Projection::never}, {"project", "never"});
-  refused(gauges, Treatment{.bind = false}, {"gauges", "0"});
+  refused(gauges, in_place({.coordinates = Coordinates::polar}), {"polar"});
+  refused(gauges, in_place({.procrustes = true}), {"procrustes"});
+  refused(gauges, in_place({.project = Projection::never}), {"project", "never"});
+  refused(gauges, in_place({.bind = false}), {"gauges", "0"});
+  refused(gauges, placed(), {"in_place", "canonical"});
   auto fewer = gauges;
   fewer.pop_back();
-  refused(fewer, {}, {std::to_string(gauges.size()) + " gauges"});
+  refused(fewer, in_place(), {std::to_string(gauges.size()) + " gauges"});
   // The same channels in another order: the same tensors, and the state would fit by its shapes.
   auto remapped = gauges;
   const auto found = std::find_if(remapped.begin(), remapped.end(),
@@ -267,7 +270,7 @@ TEST_P(RuleContract, RefusesAStateOfAnotherTreatmentOrOfOtherGauges) {
       if (channel >= 0) channel = found->channels - 1 - channel;
     }
   }
-  refused(remapped, {}, {found->name, "channel_of"});
+  refused(remapped, in_place(), {found->name, "channel_of"});
   // Those of another rule.
   for (const auto& other : registered_rules()) {
     if (other.name == rule.name) continue;
@@ -323,11 +326,10 @@ TEST_P(RuleContract, TakesEmptyTensors) {
 
 TEST_P(RuleContract, LeavesGradientsAndWhatHasNoneAlone) {
   const auto bed = testbeds::layer_norm_block({.gauges = GaugeSet::full});
-  for (const bool with_gauges : {false, true}) {
+  for (const auto& treatment : {Treatment{.bind = false}, in_place(), placed()}) {
     for (const bool maximize : {false, true}) {
       const auto params = bed.init(1, at::kDouble);
-      const auto gauges = with_gauges ? bed.gauges(params) : std::vector<Gauge>{};
-      const auto optimizer = make(params, gauges, {{"maximize", maximize}});
+      const auto optimizer = make(params, bed.gauges(params), {{"maximize", maximize}}, treatment);
       for (uint64_t step = 0; step < 2; ++step) {
         backward(bed, params, bed.batch(step, at::kDouble));
         std::vector<std::string> before;

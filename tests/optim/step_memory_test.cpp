@@ -64,7 +64,7 @@ Measured measure(const std::string& network, const OptimizerMaker& make, bool wi
   return result;
 }
 
-OptimizerMaker muon() { return testbeds::ddc_muon({.lr = 1e-2}); }
+OptimizerMaker muon() { return testbeds::ddc_muon({.lr = 1e-2}, {}, in_place()); }
 
 /// A few numbers: what a gradient's check finds, factors.
 constexpr double kScalars = 64;
@@ -79,11 +79,11 @@ TEST(StepMemory, WithoutGaugesIsOneTensor) {
   EXPECT_LE(polar.state + polar.peak, 2 * polar.model + polar.largest);
 }
 
-TEST(StepMemory, WithAllGaugesIsThatOfStepsInFloat64) {
+TEST(StepMemory, WithAllGaugesInPlaceIsThatOfStepsInFloat64) {
   // A rotation of the residual stream ties all tensors together. What there is of all of them at once
   // is the stepped coordinates in float64, two models; the rest is work on single tensors.
   for (const auto* network : {"rms_swiglu_rope", "ln_relu"}) {
-    for (const auto& make : {ddc_adam(), muon()}) {
+    for (const auto& make : {ddc_adam(usual_options(), in_place()), muon()}) {
       const auto measured = measure(network, make, /*with_gauges=*/true);
       EXPECT_LE(measured.moments, 2.1 * measured.model) << network;
       EXPECT_LE(measured.peak, 2 * measured.model + 7 * measured.largest) << network;

@@ -26,8 +26,8 @@ struct Policy {
 
   /// For the gauges of a network, which need not have any of that kind.
   Treatments of(const std::vector<Gauge>& gauges) const {
-    if (kind.empty()) return Treatment{.coordinates = coordinates};
-    Treatments treatments;
+    if (kind.empty()) return in_place({.coordinates = coordinates});
+    Treatments treatments(in_place());
     for (const auto& gauge : gauges) {
       if (gauge.kind == kind) treatments.of(kind, {.coordinates = coordinates});
     }
@@ -80,10 +80,10 @@ TEST(UnitPolicy, StandardUnitsAreOneAtAUsualInitialisation) {
   const auto rescale = relu_rescale(
       {.in = params["in"], .in_bias = params["in_bias"], .out = {params["out"]}, .degree = 2});
   for (const auto& gauge : {norm, rescale}) {
-    const DDCAdam optimizer(params, {gauge}, {}, Treatment{.coordinates = Coordinates::standard});
+    const DDCAdam optimizer(params, {gauge}, {}, in_place({.coordinates = Coordinates::standard}));
     EXPECT_LE(optimizer.frame().gauge_states()[0].log_unit.abs().max().item<double>(), 1e-14)
         << gauge.name;
-    const DDCAdam other(params, {gauge}, {}, Treatment{.coordinates = Coordinates::balanced});
+    const DDCAdam other(params, {gauge}, {}, in_place({.coordinates = Coordinates::balanced}));
     EXPECT_GT(other.frame().gauge_states()[0].log_unit.abs().max().item<double>(), 0.05)
         << gauge.name;
   }

@@ -47,6 +47,8 @@ struct Base {
   bool with_residual_rotation = true;
   /// Runs with that gauge take longest, and are made in float32 too for some bases only.
   bool float_with_residual_rotation = false;
+  /// At the canonical place.
+  bool placed = false;
 };
 
 std::vector<Base> bases() {
@@ -90,12 +92,27 @@ std::vector<Base> bases() {
     base.float_with_residual_rotation =
         base.name == "Adam_body_frame" || base.name == "Muon_exact_original" || base.name == "Soap";
   }
+  for (const auto* name :
+       {"Adam_transported", "Muon_fast_match_rms_adamw", "Sgd", "Soap", "Shampoo"}) {
+    auto base = *std::find_if(result.begin(), result.end(),
+                              [&](const Base& each) { return each.name == name; });
+    base.name += "_canonical";
+    base.second_moment = SecondMoment::transported;
+    base.float_with_residual_rotation = base.with_residual_rotation;
+    base.placed = true;
+    result.push_back(std::move(base));
+  }
   return result;
 }
 
 /// Body frames that follow the weights closely and adapt their larger directions only.
 Treatment lively(SecondMoment mode) {
-  return {.second_moment = mode, .tau = kTau, .frame_drift = 0.02};
+  return in_place({.second_moment = mode, .tau = kTau, .frame_drift = 0.02});
+}
+
+/// In place frames follow the weights, or not; at the canonical place there are none.
+Treatment treatment_of(const Base& base) {
+  return base.placed ? placed() : lively(base.second_moment);
 }
 
 std::vector<Gauge> gauges_of(const Testbed& bed) { return bed.gauges(bed.init(1, at::kDouble)); }
@@ -133,7 +150,7 @@ TEST_P(WholeModel, StepCommutesWithAllGaugesTogether) {
   const auto& [model, set, base] = GetParam();
   const auto bed = model.make(set);
   const auto gauges = gauges_of(bed);
-  const auto make = base.make(lively(base.second_moment));
+  const auto make = base.make(treatment_of(base));
   const double in_double = paired_error(bed, gauges, make, {.steps = kSteps});
   RecordProperty("float64", testing::PrintToString(in_double));
   EXPECT_LE(in_double, kWholeModelTolerance);
@@ -174,7 +191,7 @@ TEST(EveryBase, GoesOnFromItsStateToTheLastBit) {
     for (const auto type : {at::kDouble, at::kFloat}) {
       const auto params = bed.init(1, type);
       const auto gauges = bed.gauges(params);
-      auto treatment = lively(base.second_moment);
+      auto treatment = treatment_of(base);
       treatment.frame_interval = 3;
       const auto make = base.make(treatment);
       const auto run = [&](const Parameters& table, torch::optim::Optimizer& optimizer,

@@ -25,4 +25,15 @@ inline OptimizerMaker ddc_adam(const AdamOptions& options = usual_options(),
 }
 inline OptimizerMaker adamw() { return testbeds::adamw(1e-3, 0.01); }
 
+/// A treatment of weights that stay where they are: coordinates, units and frames are meant there.
+inline Treatment in_place(Treatment treatment = {}) {
+  treatment.placement = Place::in_place;
+  return treatment;
+}
+/// A treatment of weights that are moved to their canonical place.
+inline Treatment placed(Treatment treatment = {}) {
+  treatment.placement = Place::canonical;
+  return treatment;
+}
+
 }  // namespace ddc::tests

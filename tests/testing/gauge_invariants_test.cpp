@@ -9,6 +9,7 @@
 
 #include "ddc/gauge/norm_shift.h"
 #include "ddc/optim/adam.h"
+#include "ddc/optim/muon.h"
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"
 #include "ddc/testbeds/teacher_student.h"
@@ -131,6 +132,20 @@ TEST(GaugeInvariants, HoldInFloat) {
   }
 }
 
+// One side zero is among the regimes: the polar factor must leave a unit without gradient where it is.
+TEST(GaugeInvariants, HoldForMuon) {
+  const auto testbed = testbeds::relu_chain();
+  const auto params = testbed.init(7, at::kDouble);
+  testing::InvariantOptions options;
+  options.optimizer = [](const Parameters& table, std::vector<Gauge> bound) {
+    return std::make_unique<DDCMuon>(table, std::move(bound), MuonOptions{.lr = 1e-2});
+  };
+  for (const auto& gauge : testbed.gauges(params)) {
+    const auto report = testing::check_gauge_invariants(gauge, params, loss_of(testbed), options);
+    EXPECT_TRUE(report.ok()) << report;
+  }
+}
+
 bool fails(const testing::InvariantReport& report, const std::string& identity) {
   for (const auto& check : report.failures()) {
     if (check.identity.rfind(identity, 0) == 0) return true;
@@ -233,7 +248,8 @@ TEST(GaugeInvariants, KernelShiftOfAnRmsNormIsRefused) {
 class Unlifted : public DDCAdam {
  public:
   Unlifted(const Parameters& params, std::vector<Gauge> gauges)
-      : DDCAdam(params, std::move(gauges)), plain_(params.tensors()) {}
+      : DDCAdam(params, std::move(gauges), {}, Treatment{.placement = Place::in_place}),
+        plain_(params.tensors()) {}
   at::Tensor step(LossClosure closure = nullptr) override { return plain_.step(closure); }
 
  private:

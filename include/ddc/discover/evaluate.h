@@ -11,8 +11,8 @@ namespace ddc {
 /// One batch, evaluated at the values that the parameters have now.
 struct Evaluation {
   /// Implicit, so that a function that returns a loss will do.
-  Evaluation(at::Tensor loss_, at::Tensor outputs_ = {})  // NOLINT(google-explicit-constructor)
-      : loss(std::move(loss_)), outputs(std::move(outputs_)) {}
+  Evaluation(at::Tensor of_batch, at::Tensor predicted = {})  // NOLINT(google-explicit-constructor)
+      : loss(std::move(of_batch)), outputs(std::move(predicted)) {}
 
   /// A differentiable scalar.
   at::Tensor loss;

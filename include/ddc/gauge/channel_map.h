@@ -49,6 +49,8 @@ class ChannelMap {
   /// Sums the entries of every channel over all axes: a vector of length `channels`.
   at::Tensor scatter_all(const at::Tensor& values) const;
 
+  /// Whether all indices belong to one channel.
+  bool is_single() const { return form_ == Form::single; }
   int64_t axis() const { return axis_; }
   /// Number of axes of the tensor.
   int64_t dim() const { return dim_; }

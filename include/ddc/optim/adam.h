@@ -28,8 +28,9 @@ struct AdamMoments {
   StateTensors tensors();
 };
 
-/// Adam with decoupled weight decay. The operations and their order are those of torch::optim::AdamW, so
-/// that with no gauge the two agree to the last bit. In the heads of rotations and linear gauges it keeps
+/// Adam with decoupled weight decay. On the CPU a step without gauges is made of the operations of
+/// torch.optim.AdamW(fused=True), in one pass over memory; elsewhere, and in coordinates, of those of
+/// torch::optim::AdamW. In the heads of rotations and linear gauges it keeps
 /// the second moment that their treatment asks for.
 struct AdamRule {
   static constexpr const char* name = "DDCAdam";
@@ -41,6 +42,8 @@ struct AdamRule {
   static State init(const TensorView& view, const Options& options);
   static at::Tensor step(const at::Tensor& gradient, int64_t step, const TensorView& view,
                          State& state, const Options& options);
+  /// Steps the tensors that are on the CPU and without gaps, and says which those were.
+  static std::vector<bool> step_in_place_(const std::vector<InPlaceStep<State, Options>>& steps);
   static void change_basis(State& state, const BasisChange& change);
   static StepSettings step_settings(const Options& options);
 };

@@ -18,6 +18,7 @@
 namespace ddc {
 
 class Frame;
+class Placement;
 struct GroupedParameter;
 
 /// Count that is part of an optimizer's state: one int64 on the CPU.
@@ -98,6 +99,13 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// options of types it does not know.)
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
+  /// Whether the weights are trained at their canonical place (Treatment::placement).
+  bool is_placed() const { return placement_ != nullptr; }
+  /// Moves weights from their canonical place to where they were found, to be saved or compared, and back.
+  /// Nothing happens where they are in place. Steps are made at the canonical place only.
+  void to_original_();
+  void to_canonical_();
+
   Report report() const;
   /// The gauges that are bound.
   const std::vector<Gauge>& gauges() const { return gauges_; }
@@ -122,8 +130,13 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// For those who keep options and state elsewhere, as the Python package does in torch.optim's
   /// dictionaries. The tensors are updated in place; the pointers are good until the next load.
   std::vector<StateSlot> state_slots();
-  /// What `load_tensors` does with tensors that fit: copy them, make them the optimizer's own, or nothing.
-  enum class Load { copy, adopt, check };
+  /// What `load_tensors` does with tensors that fit.
+  enum class Load {
+    copy,    ///< copies them; weights that are placed go to the place that the state knows
+    resume,  ///< the same, but makes the tensors the optimizer's own
+    adopt,   ///< makes the tensors the optimizer's own; weights are where the state has left them
+    check,   ///< nothing
+  };
   /// `load_state_dict` of tensors by `StateSlot::key`: options and gauges are taken to be the optimizer's.
   void load_tensors(const std::map<std::string, at::Tensor>& tensors, Load mode = Load::copy);
   /// As if constructed now: nothing remembered, and gauges held where the weights are.
@@ -135,7 +148,7 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
   /// The coordinate system; for tests and meters of this library.
-  const Frame& frame() const { return *frame_; }
+  const Frame& frame() const;
 
  protected:
   /// `names` gives tensors of the groups their names; others are called by their position.
@@ -164,6 +177,9 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// coordinates within a head, and on their values in any way, since the group cannot change them.
   virtual at::Tensor rule(const at::Tensor& gradient, const TensorView& view,
                           LiftedParamState& state, const LiftedOptions& options) const = 0;
+  /// Steps tensors on which no gauge acts in place, decay included, and says which it could.
+  virtual std::vector<bool> step_in_place_(
+      const std::vector<InPlaceStep<LiftedParamState, LiftedOptions>>& steps) const = 0;
   /// The same in two parts; the first is undefined where there is no momentum.
   virtual at::Tensor momentum(const at::Tensor& gradient, LiftedParamState& state,
                               const LiftedOptions& options) const = 0;
@@ -176,6 +192,19 @@ class LiftedOptimizer : public torch::optim::Optimizer {
                      std::vector<GroupedParameter>& present);
   /// Refuses what the rule cannot honour.
   void check_treatments_() const;
+  /// Resolves where weights are trained: as said, else at their canonical place if they have one.
+  void choose_place_(const Parameters& params);
+  /// Makes the coordinate system of the parameters, or places them.
+  void bind_(const std::vector<GroupedParameter>& parameters);
+  /// Writes weights that were placed as they were found.
+  void put_back_(const std::vector<GroupedParameter>& parameters) const;
+  std::vector<GroupedParameter> grouped_parameters() const;
+  /// Steps tensors on which no gauge acts, as the base optimizer does.
+  void step_plain_(const std::vector<size_t>& tensors, const std::vector<StepSettings>& settings);
+  /// What the weights were changed by since the optimizer saw them last, if anything: versions of tensors.
+  std::vector<int64_t> versions() const;
+  /// Before the first step after a load: the weights must be at their canonical place, or are moved there.
+  void check_place_();
   const LiftedOptions& options_of(size_t group) const;
   /// The state of a tensor, made if there is none.
   LiftedParamState& state_of(size_t tensor);
@@ -189,7 +218,48 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// Gauges that are not bound, and say how tensors are cut into heads.
   std::vector<Gauge> unbound_;
   Treatments treatments_;
+  Place place_ = Place::in_place;
+  /// Why, if nobody said so; empty otherwise.
+  std::string why_in_place_;
+  /// All parameters; with the gauges in it if they are bound in place.
   std::unique_ptr<Frame> frame_;
+  std::unique_ptr<Placement> placement_;
+  /// Weights as they were before they were placed, until the first step: a state of these very weights
+  /// may be loaded, and gone on with to the last bit.
+  Parameters found_;
+  /// Of the weights as the optimizer left them.
+  std::vector<int64_t> versions_;
+  /// State was loaded, and no step made since; with weights at their original place or not.
+  bool is_loaded_ = false;
+  bool loaded_original_ = false;
+};
+
+// What a rule may have beside what it must; see ddc/optim/rule.h.
+
+template <class Rule>
+concept ChangesBasis = requires(typename Rule::State state, const BasisChange& change) {
+  Rule::change_basis(state, change);
+};
+template <class Rule>
+concept KeepsSecondMoments = requires {
+  Rule::keeps_second_moments;
+};
+template <class Rule>
+concept HasMomentum = requires(typename Rule::State state, const typename Rule::Options& options) {
+  Rule::momentum(at::Tensor(), state, options);
+};
+template <class Rule>
+concept StepsInPlace =
+    requires(const std::vector<InPlaceStep<typename Rule::State, typename Rule::Options>>& steps) {
+  Rule::step_in_place_(steps);
+};
+template <class Rule>
+concept ChecksTensors = requires(const typename Rule::Options& options, const TensorView& view) {
+  Rule::check(options, view);
+};
+template <class Rule>
+concept HasStepSettings = requires(const typename Rule::Options& options) {
+  Rule::step_settings(options);
 };
 
 /// Options of a rule as LibTorch wants them. Those of a param group are complete: start from a copy of the
@@ -213,7 +283,7 @@ class LiftedRuleOptions : public LiftedOptions {
   OptionList list() override { return options_.options(); }
   void check() const override { check_options(options_); }
   StepSettings step_settings() const override {
-    if constexpr (requires { Rule::step_settings(options_); }) {
+    if constexpr (HasStepSettings<Rule>) {
       return Rule::step_settings(options_);
     } else {
       StepSettings settings;
@@ -238,9 +308,7 @@ class LiftedRuleState : public LiftedParamState {
   }
   StateTensors tensors() override { return state.tensors(); }
   void change_basis(const BasisChange& change) override {
-    if constexpr (requires { Rule::change_basis(state, change); }) {
-      Rule::change_basis(state, change);
-    }
+    if constexpr (ChangesBasis<Rule>) Rule::change_basis(state, change);
   }
 
   typename Rule::State state;
@@ -251,6 +319,7 @@ template <class Rule>
 class Lifted : public LiftedOptimizer {
  public:
   using Options = typename Rule::Options;
+  using State = typename Rule::State;
 
   /// One param group that holds all of `params`.
   explicit Lifted(const Parameters& params, std::vector<Gauge> gauges = {}, Options options = {},
@@ -270,60 +339,64 @@ class Lifted : public LiftedOptimizer {
   std::string name() const override { return Rule::name; }
 
   Abilities abilities() const override {
-    return {.change_basis = requires(State & state,
-                                     const BasisChange& change){Rule::change_basis(state, change);
+    return {.change_basis = ChangesBasis<Rule>,
+            .second_moments = KeepsSecondMoments<Rule>,
+            .momentum = HasMomentum<Rule>};
   }
-  , .second_moments = requires { Rule::keeps_second_moments; }
-  , .momentum = kHasMomentum
+
+  void check(const TensorView& view, const LiftedOptions& options) const override {
+    if constexpr (ChecksTensors<Rule>) Rule::check(of(options), view);
+  }
+
+  std::unique_ptr<LiftedParamState> make_state(const TensorView& view,
+                                               const LiftedOptions& options) const override {
+    return std::make_unique<LiftedRuleState<Rule>>(Rule::init(view, of(options)));
+  }
+
+  at::Tensor rule(const at::Tensor& gradient, const TensorView& view, LiftedParamState& state,
+                  const LiftedOptions& options) const override {
+    return Rule::step(gradient, state.step.get(), view, of(state), of(options));
+  }
+
+  std::vector<bool> step_in_place_(
+      const std::vector<InPlaceStep<LiftedParamState, LiftedOptions>>& steps) const override {
+    if constexpr (StepsInPlace<Rule>) {
+      std::vector<InPlaceStep<State, Options>> own;
+      for (const auto& each : steps) {
+        own.push_back(
+            {each.weights, each.gradient, each.step, &of(*each.state), &of(*each.options)});
+      }
+      return Rule::step_in_place_(own);
+    } else {
+      return std::vector<bool>(steps.size(), false);
+    }
+  }
+
+  at::Tensor momentum(const at::Tensor& gradient, LiftedParamState& state,
+                      const LiftedOptions& options) const override {
+    if constexpr (HasMomentum<Rule>) {
+      return Rule::momentum(gradient, of(state), of(options));
+    } else {
+      return {};
+    }
+  }
+
+  at::Tensor displacement(const at::Tensor& momentum, const TensorView& view,
+                          const LiftedOptions& options) const override {
+    if constexpr (HasMomentum<Rule>) {
+      return Rule::displacement(momentum, view, of(options));
+    } else {
+      return {};
+    }
+  }
+
+ private:
+  static const Options& of(const LiftedOptions& options) {
+    return static_cast<const LiftedRuleOptions<Rule>&>(options).get();
+  }
+  static State& of(LiftedParamState& state) {
+    return static_cast<LiftedRuleState<Rule>&>(state).state;
+  }
 };
-}  // namespace ddc
-
-void check(const TensorView& view, const LiftedOptions& options) const override {
-  if constexpr (requires { Rule::check(of(options), view); }) Rule::check(of(options), view);
-}
-
-std::unique_ptr<LiftedParamState> make_state(const TensorView& view,
-                                             const LiftedOptions& options) const override {
-  return std::make_unique<LiftedRuleState<Rule>>(Rule::init(view, of(options)));
-}
-
-at::Tensor rule(const at::Tensor& gradient, const TensorView& view, LiftedParamState& state,
-                const LiftedOptions& options) const override {
-  return Rule::step(gradient, state.step.get(), view, of(state), of(options));
-}
-
-at::Tensor momentum(const at::Tensor& gradient, LiftedParamState& state,
-                    const LiftedOptions& options) const override {
-  if constexpr (kHasMomentum) {
-    return Rule::momentum(gradient, of(state), of(options));
-  } else {
-    return {};
-  }
-}
-
-at::Tensor displacement(const at::Tensor& momentum, const TensorView& view,
-                        const LiftedOptions& options) const override {
-  if constexpr (kHasMomentum) {
-    return Rule::displacement(momentum, view, of(options));
-  } else {
-    return {};
-  }
-}
-
-private:
-using State = typename Rule::State;
-static constexpr bool kHasMomentum =
-    requires(const at::Tensor& gradient, State& state, const Options& options) {
-  Rule::momentum(gradient, state, options);
-};
-
-static const Options& of(const LiftedOptions& options) {
-  return static_cast<const LiftedRuleOptions<Rule>&>(options).get();
-}
-static State& of(LiftedParamState& state) {
-  return static_cast<LiftedRuleState<Rule>&>(state).state;
-}
-}
-;
 
 }  // namespace ddc

@@ -37,7 +37,6 @@ struct MuonOptions {
   bool maximize = false;
 
   OptionList options();
-  void check() const;
   /// The options of a group that Adam steps.
   static MuonOptions adam(const AdamOptions& options);
 };

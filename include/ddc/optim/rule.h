@@ -38,6 +38,7 @@
 //     momentum(...), displacement(...)           `step` in two parts, between which the momentum may be
 //                                                projected (Projection::momentum)
 //     check(const Options&, const TensorView&)   refuses a tensor that the rule cannot step
+//     step_in_place_(steps)                      steps many tensors in one pass over memory, with decay
 
 namespace ddc {
 
@@ -87,6 +88,17 @@ struct TensorView {
 
 /// Tensors of a state by name. An undefined tensor is not in use.
 using StateTensors = std::vector<std::pair<std::string, at::Tensor*>>;
+
+/// Tensor on which no gauge acts, to be stepped as it is stored. The gradient is the parameter's own.
+template <class State, class Options>
+struct InPlaceStep {
+  at::Tensor weights;
+  at::Tensor gradient;
+  /// Number of this step, from 1.
+  int64_t step;
+  State* state;
+  const Options* options;
+};
 
 /// Change of basis of coordinates along one axis of a tensor, block by block.
 class BasisChange {

@@ -17,7 +17,8 @@ struct ShampooOptions {
   /// A longer side gets no factor.
   int64_t max_dim = 8192;
   /// The roots are recomputed at steps 1, 1 + precondition_every, ..., and when they do not fit the
-  /// gradients that come (see below).
+  /// gradients that come (see below). Whether they do is asked once per tensor and step in between, for
+  /// which the host of an accelerator waits.
   int64_t precondition_every = 1;
   double weight_decay = 0;
   bool maximize = false;

@@ -48,6 +48,9 @@ struct SoapMoments {
   /// A power of two near the size of the gradients, one per matrix, so that squares of small and of
   /// large float32 gradients are in range; 0 while there were none but zeros.
   at::Tensor unit;
+  /// All matrices are known to have a basis. Not saved: asking again makes the host of an accelerator
+  /// wait once.
+  bool has_bases = false;
 
   StateTensors tensors();
 };

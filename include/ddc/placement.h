@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ddc/gauge/action.h"
+#include "ddc/gauge/gauge.h"
+#include "ddc/parameters.h"
+#include "ddc/treatment.h"
+
+// # Canonical placement
+//
+// Moving weights along their orbits does not change the function. So one place on every orbit can be
+// agreed upon: gains are folded into the weights that read them, both sides of a scale are equally
+// large, Gram matrices are equal and diagonal, means are zero, exchanged vectors are empty. There, two
+// copies of one function have *the same numbers*, and whatever an optimizer does with numbers it does to
+// both alike: from its canonical place a network trains equivariantly under any deterministic optimizer,
+// at no cost per step.
+//
+// No optimizer stays there by itself. After a step, `restore_` moves the weights back to the section
+// along orbits: the function that the optimizer stepped to stays as it is, and no gauge coordinate
+// drifts.
+//
+//     Placement placement(params, gauges);        // moves the weights
+//     for (...) { loss.backward(); adam.step(); placement.restore_(); }
+//     placement.to_original_();                   // where they were found, the same function
+
+namespace ddc {
+
+class Frame;
+
+/// Move along orbits: one element for each of several gauges, which act in this order.
+struct Move {
+  std::vector<Gauge> gauges;
+  std::vector<GroupElement> elements;
+
+  /// Moves the parameters; computed in float64 whatever their type.
+  void apply_(const Parameters& params) const;
+  Move inverse() const;
+};
+
+/// Where the parameters of a new placement are.
+enum class Start {
+  anywhere,   ///< they are moved to their canonical place
+  canonical,  ///< they are there already, and what is remembered of their way will be loaded
+};
+
+/// Tensor that a placement remembers.
+struct PlacementState {
+  /// The gauge that it belongs to; the first one has what is common to all.
+  std::string gauge;
+  std::string field;
+  at::Tensor* tensor;
+};
+
+/// Canonical place of a set of parameters, and what it takes to stay there.
+class Placement {
+ public:
+  /// Moves the parameters to their canonical place. Throws, naming what is wrong and changing nothing, if
+  /// there is none: for parameters of 16 bits, where factors near one round to one, and for treatments
+  /// whose coordinates are more than a place (polar coordinates, frames that follow the weights, gauge
+  /// coordinates that move).
+  explicit Placement(const Parameters& params, std::vector<Gauge> gauges,
+                     Treatments treatments = {}, Start start = Start::anywhere);
+  /// Why there is no placement, in words; empty if there is one.
+  static std::string refusal(const Parameters& params, const std::vector<Gauge>& gauges,
+                             const Treatments& treatments);
+  ~Placement();
+  Placement(Placement&&) noexcept;
+  Placement& operator=(Placement&&) noexcept;
+
+  /// The move from the canonical place to where the weights were found.
+  Move to_original() const;
+  /// Moves the weights there, and back.
+  void to_original_();
+  void to_canonical_();
+  bool is_original() const;
+
+  /// Moves the weights back to the section after a step, along orbits.
+  void restore_();
+
+  const std::vector<Gauge>& gauges() const;
+  /// What is remembered: tensors that are updated in place. "original" tells where the weights are.
+  std::vector<PlacementState> state();
+  /// To be called when state was loaded; where the weights are, if the state does not say so.
+  void loaded(std::optional<bool> at_original = std::nullopt);
+  /// By how much the weights miss the section: the largest log-ratio, mean, or relative difference of
+  /// Gram matrices. Tells weights that are at their canonical place from others.
+  double distance_to_section() const;
+  /// The same gauge by gauge.
+  std::vector<double> distances_to_sections() const;
+
+  /// The coordinate system at the canonical place; for reports and tests of this library.
+  const Frame& frame() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ddc

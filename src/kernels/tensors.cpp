@@ -1,0 +1,168 @@
+#include "kernels/tensors.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <unordered_map>
+
+#include "kernels/kernels.h"
+
+namespace ddc::kernels {
+namespace {
+
+/// Entries that are worth a thread's while.
+constexpr int64_t kPiece = 16384;
+
+/// Calls body with a value of the tensor's type.
+template <class Body>
+void with_type(const at::Tensor& tensor, const Body& body) {
+  if (tensor.scalar_type() == at::kFloat) {
+    body(float{});
+  } else {
+    body(double{});
+  }
+}
+
+template <class T>
+Matrix<const T> read(const at::Tensor& matrix) {
+  return {matrix.const_data_ptr<T>(), matrix.size(0), matrix.size(1)};
+}
+
+/// Numbers in the matrix's type; null stays null.
+template <class T>
+class Converted {
+ public:
+  Converted(const double* values, int64_t count) {
+    if (values != nullptr) values_.assign(values, values + count);
+  }
+  const T* get() const { return values_.empty() ? nullptr : values_.data(); }
+
+ private:
+  std::vector<T> values_;
+};
+
+int64_t grain(int64_t other_size) {
+  return std::max<int64_t>(1, kPiece / std::max<int64_t>(1, other_size));
+}
+
+}  // namespace
+
+bool fits(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
+         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble) &&
+         tensor.is_non_overlapping_and_dense();
+}
+
+bool fits_matrix(const at::Tensor& tensor) {
+  return tensor.dim() == 2 && fits(tensor) && tensor.is_contiguous();
+}
+
+void in_pieces(const std::vector<int64_t>& counts,
+               const std::function<void(size_t, int64_t, int64_t)>& work) {
+  std::vector<std::pair<size_t, int64_t>> pieces;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    for (int64_t begin = 0; begin < counts[i]; begin += kPiece) pieces.emplace_back(i, begin);
+  }
+  // Small tensors share a thread: a piece is at most kPiece entries, and may be few.
+  at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t from, int64_t to) {
+    for (int64_t p = from; p < to; ++p) {
+      const auto [i, begin] = pieces[static_cast<size_t>(p)];
+      work(i, begin, std::min(begin + kPiece, counts[i]));
+    }
+  });
+}
+
+void one_by_one(size_t count, const std::function<void(size_t)>& work) {
+  if (count <= 1 || at::in_parallel_region()) {
+    for (size_t i = 0; i < count; ++i) work(i);
+    return;
+  }
+  std::atomic<size_t> next = 0;
+  at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
+    for (size_t i = next++; i < count; i = next++) work(i);
+  });
+}
+
+bool all_finite(const std::vector<at::Tensor>& tensors) {
+  std::vector<int64_t> counts;
+  std::vector<at::Tensor> fitting;
+  std::unordered_map<at::Device, std::vector<at::Tensor>> others;
+  for (const auto& tensor : tensors) {
+    if (tensor.numel() == 0) continue;
+    if (fits(tensor)) {
+      fitting.push_back(tensor);
+      counts.push_back(tensor.numel());
+    } else {
+      others[tensor.device()].push_back(tensor);
+    }
+  }
+  for (const auto& [device, on_it] : others) {
+    // The host waits for a device once.
+    const auto largest = at::_foreach_norm(on_it, std::numeric_limits<double>::infinity());
+    std::vector<at::Tensor> finite;
+    for (const auto& each : largest) finite.push_back(each.isfinite());
+    if (!at::stack(finite).all().item<bool>()) return false;
+  }
+  std::atomic<bool> finite = true;
+  in_pieces(counts, [&](size_t i, int64_t begin, int64_t end) {
+    with_type(fitting[i], [&](auto zero) {
+      const auto* data = fitting[i].const_data_ptr<decltype(zero)>();
+      if (!kernels::all_finite(data + begin, end - begin)) finite = false;
+    });
+  });
+  return finite;
+}
+
+void squares(const at::Tensor& matrix, int64_t along, const double* weights, double* sums) {
+  with_type(matrix, [&](auto zero) {
+    using T = decltype(zero);
+    const auto x = read<T>(matrix);
+    const Converted<T> weight(weights, matrix.size(1 - along));
+    at::parallel_for(0, matrix.size(along), grain(matrix.size(1 - along)),
+                     [&](int64_t begin, int64_t end) {
+                       if (along == 0) {
+                         row_squares(x, weight.get(), begin, end, sums + begin);
+                       } else {
+                         column_squares(x, weight.get(), begin, end, sums + begin);
+                       }
+                     });
+  });
+}
+
+at::Tensor squares(const at::Tensor& matrix, int64_t along, const at::Tensor& weights) {
+  auto sums = at::empty({matrix.size(along)}, at::kDouble);
+  const auto own = weights.defined() ? weights.to(at::kDouble).contiguous() : at::Tensor();
+  squares(matrix, along, own.defined() ? own.const_data_ptr<double>() : nullptr,
+          sums.mutable_data_ptr<double>());
+  return sums.unsqueeze(1 - along);
+}
+
+at::Tensor column_sums(const at::Tensor& matrix) {
+  auto sums = at::empty({1, matrix.size(1)}, at::kDouble);
+  auto* out = sums.mutable_data_ptr<double>();
+  with_type(matrix, [&](auto zero) {
+    const auto x = read<decltype(zero)>(matrix);
+    at::parallel_for(0, matrix.size(1), grain(matrix.size(0)),
+                     [&](int64_t begin, int64_t end) { column_sums(x, begin, end, out + begin); });
+  });
+  return sums;
+}
+
+void scale_(const at::Tensor& matrix, const double* rows, const double* columns) {
+  with_type(matrix, [&](auto zero) {
+    using T = decltype(zero);
+    const Matrix<T> x{matrix.mutable_data_ptr<T>(), matrix.size(0), matrix.size(1)};
+    const Converted<T> row(rows, x.rows);
+    const Converted<T> column(columns, x.columns);
+    at::parallel_for(0, x.rows, grain(x.columns), [&](int64_t begin, int64_t end) {
+      scale_(x, row.get(), column.get(), begin, end);
+    });
+  });
+  // As an operation of ATen would: autograd has to know.
+  matrix.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace ddc::kernels

@@ -1,0 +1,421 @@
+#include "placement/held.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "frame/section.h"
+#include "frame/shift.h"
+#include "frame/sweeps.h"
+#include "gauge/leg_maps.h"
+#include "kernels/tensors.h"
+#include "placement/lyapunov.h"
+#include "union_find.h"
+
+namespace ddc {
+namespace {
+
+/// Gauges that disturb each other are swept so often per step. What is left is next time's.
+constexpr int kSweeps = 8;
+/// The same of turns of both axes of a tensor.
+constexpr int kTurns = 3;
+/// Moves that are rounding in float32.
+constexpr double kFloatTolerance = 1e-6;
+
+/// W s for a matrix that reads s along an axis.
+at::Tensor read(const at::Tensor& matrix, int64_t axis, const at::Tensor& s) {
+  return axis == 1 ? matrix.mv(s) : matrix.t().mv(s);
+}
+
+bool is_double(const Plan& plan, const std::vector<size_t>& gauges) {
+  return std::all_of(gauges.begin(), gauges.end(), [&](size_t k) {
+    return plan.tensors[plan.gauges[k].legs.front().tensor].compute_type() == at::kDouble;
+  });
+}
+
+}  // namespace
+
+void Held::Sides::add_(const BoundLeg& leg, const at::Tensor& value) {
+  auto& side = leg.exponent > 0 ? plus : minus;
+  side = side.defined() ? side + value : value;
+}
+
+Held::Held(Frame frame) : frame_(std::move(frame)), count_(at::zeros({}, at::kLong)) {
+  find_sets_();
+  refresh_();
+  anchor_();
+}
+
+/// A gauge that is placed and not held ties nothing together: a rotation of the residual stream would tie all.
+void Held::find_sets_() {
+  const auto& plan = frame_.plan();
+  UnionFind tied(plan.tensors.size());
+  for (size_t k = 0; k < plan.gauges.size(); ++k) {
+    if (!is_held(k)) continue;
+    const auto& gauge = plan.gauges[k];
+    for (const auto& leg : gauge.legs) {
+      tied.join(gauge.legs.front().tensor, leg.tensor);
+      if (leg.gain) tied.join(leg.tensor, *leg.gain);
+      if (leg.bias) tied.join(leg.tensor, *leg.bias);
+    }
+  }
+  for (const auto& drain : plan.drains) {
+    tied.join(drain.source, drain.sink);
+    if (drain.matrix) tied.join(drain.source, *drain.matrix);
+  }
+  std::map<size_t, Set> sets;
+  const auto set_of = [&](size_t k) -> Set& {
+    return sets[tied.find(plan.gauges[k].legs.front().tensor)];
+  };
+  for (const auto& component : plan.components) {
+    for (const size_t k : component.gauges) {
+      if (!is_held(k)) continue;
+      set_of(k).gauges.push_back(k);
+      set_of(k).coupled = component.coupled;
+      for (const auto& leg : plan.gauges[k].legs) {
+        const auto& uses = plan.tensors[leg.tensor].blocks;
+        const auto turns_it = [&](const TensorPlan::Use& use) { return turns(use.gauge); };
+        set_of(k).overlapping |= std::count_if(uses.begin(), uses.end(), turns_it) > 1;
+      }
+    }
+    // A vector is emptied after all that flows into it.
+    for (const size_t d : component.drains) {
+      for (const size_t k : component.gauges) {
+        if (plan.gauges[k].gauge.action != Action::exchange || !is_held(k) ||
+            plan.gauges[k].legs.front().tensor != plan.drains[d].source) {
+          continue;
+        }
+        auto& exchanges = set_of(k).exchanges;
+        if (std::count(exchanges.begin(), exchanges.end(), k) == 0) exchanges.push_back(k);
+      }
+    }
+  }
+  for (auto& entry : sets) {
+    entry.second.scales = Scales::make(plan, entry.second.gauges);
+    sets_.push_back(std::move(entry.second));
+  }
+}
+
+void Held::refresh_() {
+  for (const auto& tensor : frame_.plan().tensors) {
+    if (tensor.through) gains_[tensor.through->gain] = value(tensor.through->gain).clone();
+  }
+  degenerate_.clear();
+  for (const auto& state : frame_.gauge_states()) {
+    degenerate_.push_back(!state.bound.all().item<bool>());
+  }
+}
+
+bool Held::is_held(size_t k) const { return !frame_.plan().gauges[k].projects(Projection::never); }
+
+bool Held::is_due(size_t k) const {
+  return is_held(k) && count_.item<int64_t>() % *frame_.plan().gauges[k].treatment.every == 0;
+}
+
+bool Held::turns(size_t k) const { return frame_.plan().gauges[k].gauge.mixes() && is_held(k); }
+
+void Held::anchor_() {
+  const auto& plan = frame_.plan();
+  for (auto& [t, gain] : gains_) gain.copy_(value(t));
+  for (size_t k = 0; k < plan.gauges.size(); ++k) {
+    if (!turns(k) || !is_due(k)) continue;
+    for (const auto& leg : plan.gauges[k].legs) {
+      auto& anchor = anchors_[{leg.tensor, *plan.gauges[k].treatment.every}];
+      const auto weights = plan.tensors[leg.tensor].tensor.detach();
+      if (anchor.defined()) {
+        anchor.copy_(weights);
+      } else {
+        anchor = weights.clone();
+      }
+    }
+  }
+}
+
+at::Tensor Held::value(size_t t) const {
+  const auto& tensor = frame_.plan().tensors[t];
+  const auto weights = tensor.tensor.detach();
+  return tensor.offset == 0 ? weights : weights + tensor.offset;
+}
+
+at::Tensor Held::seen(size_t t) const {
+  const auto& through = frame_.plan().tensors[t].through;
+  const auto x = value(t);
+  return through ? x * along_axis(value(through->gain), through->axis, x.dim()) : x;
+}
+
+void Held::write_seen_(size_t k, size_t l, const at::Tensor& seen) {
+  const auto& plan = frame_.plan();
+  const auto& leg = plan.gauges[k].legs[l];
+  auto weights = plan.tensors[leg.tensor].tensor.detach();
+  const auto changed = seen / along_axis(value(*leg.gain), leg.map.axis(), seen.dim());
+  for (const auto& drain : plan.drains) {
+    if (!leg.bias || drain.matrix != leg.tensor || drain.sink != *leg.bias) continue;
+    const auto shift = drain.map.gather_vector(drain.source_map.scatter(value(drain.source)), 0);
+    plan.tensors[drain.sink].tensor.detach().sub_(
+        read(changed - weights, drain.map.axis(), shift.flatten()));
+  }
+  weights.copy_(changed);
+}
+
+at::Tensor Held::shift(size_t k) const {
+  const auto& gauge = frame_.plan().gauges[k];
+  Tensors x(frame_.plan().tensors.size());
+  for (size_t l = 0; l < gauge.shift_legs(); ++l) {
+    const auto& leg = gauge.legs[l];
+    x[leg.tensor] = leg.gain ? seen(leg.tensor) : value(leg.tensor);
+  }
+  return shift_part(gauge, x);
+}
+
+void Held::empty_(size_t k) {
+  const auto& plan = frame_.plan();
+  const auto& gauge = plan.gauges[k];
+  const auto given = shift(k);
+  for (size_t l = 1; l < gauge.legs.size(); ++l) {
+    const auto& leg = gauge.legs[l];
+    auto sink = plan.tensors[leg.bias.value_or(leg.tensor)].tensor.detach();
+    const auto along = leg.map.gather_vector(given, 0).flatten().to(sink.scalar_type());
+    sink.add_(leg.bias ? read(value(leg.tensor), leg.map.axis(), along) : along);
+  }
+  auto source = plan.tensors[gauge.legs.front().tensor].tensor.detach();
+  source.sub_(shift_of_leg(gauge.legs.front(), given).to(source.scalar_type()));
+}
+
+void Held::centre_(size_t k) {
+  const auto& gauge = frame_.plan().gauges[k];
+  const auto mean = shift(k);
+  for (size_t l = 0; l < gauge.legs.size(); ++l) {
+    const auto& leg = gauge.legs[l];
+    auto weights = frame_.plan().tensors[leg.tensor].tensor.detach();
+    const auto change = shift_of_leg(leg, mean).to(weights.scalar_type());
+    if (leg.gain) {
+      write_seen_(k, l, seen(leg.tensor).sub_(change));
+    } else {
+      weights.sub_(change);
+    }
+  }
+}
+
+Squares Held::squares_of(const std::vector<size_t>& gauges) const {
+  Squares squares(frame_.plan().tensors.size());
+  std::vector<bool> done(squares.size());
+  for (const size_t k : gauges) {
+    const auto& gauge = frame_.plan().gauges[k];
+    for (const auto& leg : gauge.legs) {
+      if (!done[leg.tensor]) squares[leg.tensor] = AxisSquares(seen(leg.tensor));
+      done[leg.tensor] = true;
+      // Nothing else is needed of a gain that is not zero.
+      if (gauge.is_folded() && !degenerate_[k]) break;
+    }
+  }
+  return squares;
+}
+
+SectionValue Held::section_of(size_t k, const Squares& squares) const {
+  const auto& gauge = frame_.plan().gauges[k];
+  const double smallest = smallest_norm(frame_.plan(), gauge);
+  if (gauge.is_folded() && !degenerate_[k]) return first_leg_section(gauge, squares, smallest);
+  return section(gauge, squares, smallest);
+}
+
+std::vector<at::Tensor> Held::scale_(const std::vector<size_t>& gauges) {
+  if (gauges.empty()) return {};
+  const auto& plan = frame_.plan();
+  auto squares = squares_of(gauges);
+  std::vector<at::Tensor> moves;
+  for (const size_t k : gauges) {
+    const auto& gauge = plan.gauges[k];
+    const auto& state = frame_.gauge_states()[k];
+    if (degenerate_[k]) frame_.update_binding_(squares, k);
+    const auto now = section_of(k, squares);
+    moves.push_back(at::where(state.bound & now.alive,
+                              (state.target - now.value) / section_weight(gauge), 0.0) *
+                    sweeps::damping(gauge));
+    move_squares_(gauge, moves.back(), squares);
+  }
+  // Weights are moved when all sums over them have been taken.
+  for (size_t i = 0; i < gauges.size(); ++i) {
+    for (const auto& leg : plan.gauges[gauges[i]].legs) {
+      auto weights = plan.tensors[leg.tensor].tensor.detach();
+      const auto factor =
+          leg.map.gather_vector((moves[i] * leg.exponent).exp(), 1).to(weights.options());
+      const double offset = plan.tensors[leg.tensor].offset;
+      if (offset != 0) weights.add_(offset);
+      weights.mul_(factor);
+      if (offset != 0) weights.sub_(offset);
+    }
+  }
+  return moves;
+}
+
+Held::Sides Held::at_target(const at::Tensor& target, const Sides& sides) {
+  const auto inverse = std::get<0>(at::linalg_inv_ex(target));
+  return {target.matmul(sides.plus).matmul(target.mT()),
+          inverse.mT().matmul(sides.minus).matmul(inverse)};
+}
+
+Held::Sides Held::grams(size_t k) const {
+  Sides sides;
+  for (const auto& leg : frame_.plan().gauges[k].legs) {
+    const auto x = leg.blocks->take(seen(leg.tensor));
+    sides.add_(leg, x.matmul(x.mT()).to(at::kDouble));
+  }
+  return sides;
+}
+
+at::Tensor Held::gain_before(size_t t, const at::Tensor& like) const {
+  const auto& through = frame_.plan().tensors[t].through;
+  return through ? along_axis(gains_.at(through->gain), through->axis, like.dim()) : at::Tensor();
+}
+
+Held::Sides Held::turned(size_t k) const {
+  const auto& gauge = frame_.plan().gauges[k];
+  Sides sides;
+  for (const auto& leg : gauge.legs) {
+    auto before = anchors_.at({leg.tensor, *gauge.treatment.every});
+    if (const auto gain = gain_before(leg.tensor, before); gain.defined()) before = before * gain;
+    const auto product = leg.blocks->take(before).matmul(leg.blocks->take(seen(leg.tensor)).mT());
+    sides.add_(leg, product.to(at::kDouble));
+  }
+  return sides;
+}
+
+void Held::balance_(size_t k, const Sides& turned) {
+  const auto& gauge = frame_.plan().gauges[k];
+  auto& state = frame_.gauge_states()[k];
+  const auto per_block = state.bound.view({-1, 1, 1});
+  at::Tensor factor;
+  if (gauge.is_linear() && !gauge.plus.empty() && !gauge.minus.empty()) {
+    const auto sides = grams(k);
+    if (degenerate_[k]) update_linear_binding_(gauge, sides.plus, sides.minus, state);
+    const auto& t = state.target;
+    const auto there = at_target(t, sides);
+    // What was as good as zero a moment ago changes by a multiple of itself in a step.
+    const auto balancing = degenerate_[k] ? exact_balancing_factor(there.plus, there.minus)
+                                          : balancing_factor(there.plus, there.minus);
+    const auto balanced = std::get<0>(at::linalg_inv_ex(t)).matmul(balancing).matmul(t);
+    factor = at::where(per_block, balanced, at::eye(t.size(-1), t.options()));
+  }
+  if (turned.plus.defined() || turned.minus.defined()) {
+    at::Tensor overlap = turned.plus;
+    if (factor.defined() && overlap.defined()) overlap = overlap.matmul(factor.mT());
+    if (turned.minus.defined()) {
+      const auto minus = factor.defined()
+                             ? turned.minus.matmul(std::get<0>(at::linalg_inv_ex(factor)))
+                             : turned.minus;
+      overlap = overlap.defined() ? overlap + minus : minus;
+    }
+    at::Tensor turn;
+    if (gauge.gauge.fixes_ones) {
+      const auto& inside = gauge.complement;
+      turn =
+          inside.matmul(turn_back(inside.t().matmul(overlap).matmul(inside))).matmul(inside.t()) +
+          1.0 / static_cast<double>(gauge.gauge.block);
+    } else {
+      turn = turn_back(overlap);
+    }
+    factor = factor.defined() ? turn.matmul(factor) : turn;
+  }
+  if (factor.defined()) multiply_(k, factor);
+}
+
+void Held::multiply_(size_t k, const at::Tensor& factor) {
+  const auto& gauge = frame_.plan().gauges[k];
+  const auto dual = gauge.is_linear() ? std::get<0>(at::linalg_inv_ex(factor)).mT() : factor;
+  for (size_t l = 0; l < gauge.legs.size(); ++l) {
+    const auto& leg = gauge.legs[l];
+    const auto& matrices = leg.exponent > 0 ? factor : dual;
+    // A gain along another axis does not matter.
+    auto x = leg.gain ? seen(leg.tensor) : frame_.plan().tensors[leg.tensor].tensor.detach();
+    leg.blocks->put_(x, matrices.to(x.options()).matmul(leg.blocks->take(x)));
+    if (leg.gain) write_seen_(k, l, x);
+  }
+}
+
+void Held::restore_() {
+  count_.add_(1);
+  kernels::one_by_one(sets_.size(), [&](size_t i) { restore_(sets_[i]); });
+  anchor_();
+}
+
+void Held::restore_(Set& set) {
+  const at::NoGradGuard no_grad;
+  const auto& plan = frame_.plan();
+  std::vector<size_t> folded;
+  std::vector<size_t> balanced;
+  std::vector<size_t> shifts;
+  std::vector<size_t> mixing;
+  for (const size_t k : set.gauges) {
+    const auto& gauge = plan.gauges[k];
+    if (!is_due(k)) continue;
+    if (gauge.is_scale()) (gauge.is_folded() ? folded : balanced).push_back(k);
+    if (gauge.gauge.action == Action::shift) shifts.push_back(k);
+    if (gauge.gauge.mixes()) mixing.push_back(k);
+  }
+  for (const size_t k : set.exchanges) {
+    if (is_due(k)) empty_(k);
+  }
+  const bool degenerate = std::any_of(set.gauges.begin(), set.gauges.end(), [&](size_t k) {
+    return plan.gauges[k].is_scale() && degenerate_[k];
+  });
+  auto* fast = !degenerate && set.scales && set.scales->fits() ? &*set.scales : nullptr;
+  // How far the last sweep moved anything; on an accelerator the host does not look.
+  double moved = 0;
+  const auto scale = [&](const std::vector<size_t>& gauges) {
+    if (fast != nullptr) {
+      moved = std::max(moved, fast->collect_(gauges, frame_.gauge_states()));
+      return;
+    }
+    for (const auto& move : scale_(gauges)) {
+      if (move.is_cpu()) moved = std::max(moved, move.abs().max().item<double>());
+    }
+  };
+  // All others read and write the weights themselves.
+  const auto write = [&](const std::vector<size_t>& others) {
+    if (fast != nullptr && !others.empty()) fast->write_();
+  };
+  scale(folded);
+  write(shifts);
+  for (const size_t k : shifts) centre_(k);
+  // Two that turn both axes of a tensor disturb each other.
+  const bool overlap = set.overlapping && mixing.size() > 1;
+  // Chains of scales alone are swept until nothing moves.
+  const bool chain = set.coupled && mixing.empty();
+  const double rounding = is_double(plan, set.gauges) ? sweeps::kTolerance : kFloatTolerance;
+  const int least = set.coupled ? kSweeps : overlap ? kTurns : 1;
+  const int most = chain ? sweeps::kMostPerStep : least;
+  for (int sweep = 0; sweep < least || (sweep < most && moved > rounding); ++sweep) {
+    moved = 0;
+    if (sweep > 0) scale(folded);
+    scale(balanced);
+    write(mixing);
+    for (const size_t k : mixing) {
+      const bool turns = sweep == 0 || (overlap && sweep < kTurns);
+      if (turns || plan.gauges[k].is_linear()) balance_(k, turns ? turned(k) : Sides());
+    }
+  }
+  if (fast != nullptr) fast->write_();
+}
+
+double Held::distance(size_t k) const {
+  const at::NoGradGuard no_grad;
+  const auto largest = [](const at::Tensor& size) {
+    return size.numel() > 0 ? size.abs().max().item<double>() : 0.0;
+  };
+  const auto& gauge = frame_.plan().gauges[k];
+  const auto& state = frame_.gauge_states()[k];
+  if (!is_held(k) || gauge.gauge.action == Action::rotation) return 0;
+  if (gauge.is_shift()) return largest(shift(k));
+  if (gauge.is_scale()) {
+    const auto now = section_of(k, squares_of({k}));
+    return largest(at::where(state.bound & now.alive, now.value - state.target, 0.0));
+  }
+  if (gauge.plus.empty() || gauge.minus.empty()) return 0;
+  const auto sides = at_target(state.target, grams(k));
+  const auto size = sides.plus.norm(2, {1, 2}) + sides.minus.norm(2, {1, 2});
+  const auto apart = (sides.plus - sides.minus).norm(2, {1, 2});
+  return largest(at::where(state.bound & (size > 0), apart / size, 0.0));
+}
+
+}  // namespace ddc
