@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src testbeds experiments cli examples tests python -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel python test demo experiments results figures discovery-cost step-memory generated families fine-tune asan coverage format lint clean
+.PHONY: help setup build wheel python test test-long demo experiments results figures discovery-cost step-memory generated families fine-tune asan coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -14,16 +14,22 @@ setup:  ## install the Debian packages that are missing, and .venv
 build: build/release/build.ninja  ## build the library, the command line, the tests and the examples
 	cmake --build --preset release -j $(JOBS)
 
-wheel: setup  ## build the Python package into dist/
+wheel: build/release/build.ninja  ## build the Python package into dist/, with the extension of build/release
+	cmake --build --preset release -j $(JOBS) --target ddc_python
 	rm -rf dist
-	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w dist .
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w dist \
+	  -C build-dir=build/wheel -C cmake.define.DDC_EXTENSION="$$(ls $(CURDIR)/build/release/python/_C.*.so)" .
 
 python: wheel  ## install the Python package into .venv
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.whl
 
-test: build python  ## run all tests
+test: build python  ## run the tests
 	ctest --preset release
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile tests/python
+
+test-long: build python  ## run the tests that take long: wide sweeps, many steps
+	ctest --preset long
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile -m long tests/python
 
 demo: build/release/build.ninja  ## show the symmetries of a network, two copies of one that stay the same function, and an experiment
 	cmake --build --preset release -j $(JOBS) --target ddc_cli same_function_twice

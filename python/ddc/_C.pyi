@@ -11,13 +11,10 @@ _NamedTensors = Sequence[tuple[str, Tensor]]
 _Evaluate = Callable[[int], tuple[Tensor, Tensor | None]]
 _Loss = Callable[[Sequence[tuple[str, Tensor]], int], Tensor]
 _State = MutableMapping[Tensor, dict[str, Any]]
-_Readers = Sequence[tuple[str, str | None]]
-# Gain, readers, shift, whether the gain is stored as an offset, layout.
-_Norm = tuple[str, _Readers, str | None, bool, str]
-# Rule, param groups (names and options), recipe, treatments (option, value, kind or name of a gauge).
-_Description = tuple[
-    str, Sequence[tuple[Sequence[str], dict[str, Any]]], str, Sequence[tuple[str, Any, str]]
-]
+# Name, or name, rule and init in Python.
+_Rule = str | tuple[str, Callable[..., Tensor], Callable[[Tensor], dict[str, Tensor]]]
+# Rule, param groups (names and options), recipe, treatment.
+_Description = tuple[_Rule, Sequence[tuple[Sequence[str], dict[str, Any]]], str, dict[str, Any]]
 
 # ---- Gauges --------------------------------------------------------------------------------------
 
@@ -258,6 +255,10 @@ class Report:
     @property
     def gauged_tensors(self) -> int: ...
     @property
+    def place(self) -> str: ...
+    @property
+    def why_in_place(self) -> str: ...
+    @property
     def dimension(self) -> int: ...
     @property
     def degenerate_channels(self) -> int: ...
@@ -268,13 +269,18 @@ class Report:
 class Core:
     def __init__(
         self,
-        rule: str | tuple[str, Callable[..., Tensor], Callable[[Tensor], dict[str, Tensor]]],
+        rule: _Rule,
         groups: Sequence[_NamedTensors],
         options: Sequence[dict[str, Any]],
         gauges: Sequence[Gauge],
         recipe: str,
         treatment: dict[str, Any],
+        placed: bool = False,
     ) -> None: ...
+    @property
+    def is_placed(self) -> bool: ...
+    def resume(self, state: _State, parameters: list[Tensor]) -> None: ...
+    def move(self, state: _State, parameters: list[Tensor], to_original: bool) -> None: ...
     def step(
         self, options: dict[int, dict[str, Any]], state: _State, parameters: list[Tensor]
     ) -> None: ...
@@ -296,231 +302,41 @@ def recipe_options(recipe: str, rule: str) -> dict[str, Any]: ...
 def check_options(rule: str, values: dict[str, Any]) -> None: ...
 def nearest(name: str, names: Sequence[str]) -> str: ...
 
+# ---- Placement -----------------------------------------------------------------------------------
+
+class Placement:
+    def __init__(
+        self,
+        parameters: _NamedTensors,
+        gauges: Sequence[Gauge],
+        treatment: dict[str, Any],
+    ) -> None: ...
+    def restore(self) -> None: ...
+    def to_original(self) -> None: ...
+    def to_canonical(self) -> None: ...
+    @property
+    def is_original(self) -> bool: ...
+    def state(self) -> dict[str, Tensor]: ...
+    def check_state(self, state: dict[str, Tensor]) -> None: ...
+    def load(self, state: dict[str, Tensor], at_original: bool) -> None: ...
+    def loaded(self, at_original: bool) -> None: ...
+    def distance_to_section(self) -> float: ...
+    def elements(self) -> list[tuple[str, Tensor]]: ...
+
+def act_(
+    gauges: Sequence[Gauge], elements: Sequence[Tensor], parameters: _NamedTensors
+) -> None: ...
+def inverse(gauge: Gauge, element: Tensor) -> Tensor: ...
+def random_element(
+    gauges: Sequence[Gauge], parameters: _NamedTensors, size: float, seed: int
+) -> list[Tensor]: ...
+def overlap(gauge: Gauge, parameters: _NamedTensors, others: _NamedTensors) -> Tensor: ...
+
 # ---- Makers of gauges ----------------------------------------------------------------------------
 
-def relu_rescale(
-    parameters: _NamedTensors,
-    weight_in: str,
-    weights_out: Sequence[str],
-    *,
-    bias_in: str | None = None,
-    degree: float = 1.0,
-    whole: bool = False,
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def chained_rescale(
-    parameters: _NamedTensors,
-    weights: Sequence[str],
-    *,
-    biases: Sequence[str | None] = ...,
-    degree: float = 1.0,
-    whole: bool = False,
-    layout: str = "out_in",
+def make_gauges(
+    maker: str, parameters: _NamedTensors, arguments: dict[str, Any]
 ) -> list[Gauge]: ...
-def glu_rescale(
-    parameters: _NamedTensors,
-    weight_up: str,
-    weights_down: Sequence[str],
-    *,
-    bias_up: str | None = None,
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def diagonal_linear(
-    parameters: _NamedTensors,
-    u: str,
-    v: str,
-    *,
-    name: str | None = None,
-) -> Gauge: ...
-def linear_pair(
-    parameters: _NamedTensors,
-    weight_first: str,
-    weight_second: str,
-    *,
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def norm_scale(
-    parameters: _NamedTensors,
-    gain: str,
-    weights_out: Sequence[str],
-    *,
-    shift: str | None = None,
-    gain_is_offset: bool = False,
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def norm_kernel_shifts(
-    parameters: _NamedTensors,
-    gain: str,
-    readers: _Readers,
-    *,
-    shift: str | None = None,
-    gain_is_offset: bool = False,
-    layout: str = "out_in",
-) -> list[Gauge]: ...
-def norm_shift_exchange(
-    parameters: _NamedTensors,
-    gain: str,
-    readers: _Readers,
-    *,
-    shift: str,
-    bias_added_next: str | None = None,
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def cross_entropy_shift(
-    parameters: _NamedTensors,
-    tensor: str,
-    *,
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def null_shift(parameters: _NamedTensors, tensor: str, *, name: str | None = None) -> Gauge: ...
-def residual_mean_shift(
-    parameters: _NamedTensors,
-    writer: str,
-    *,
-    axis: int = 0,
-    name: str | None = None,
-) -> Gauge: ...
-def residual_rotation(
-    parameters: _NamedTensors,
-    writers: Sequence[tuple[str, int]],
-    norms: Sequence[_Norm],
-    *,
-    layer_norm: bool = True,
-    name: str | None = None,
-) -> Gauge: ...
-def qk_scale(
-    parameters: _NamedTensors,
-    weight_query: str,
-    weight_key: str,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    bias_query: str | None = None,
-    bias_key: str | None = None,
-    pairing: str = "none",
-    rotary_size: int | None = None,
-    packing: str = "separate",
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def qk_torus(
-    parameters: _NamedTensors,
-    weight_query: str,
-    weight_key: str,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    bias_query: str | None = None,
-    bias_key: str | None = None,
-    pairing: str = "none",
-    rotary_size: int | None = None,
-    packing: str = "separate",
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def qk_rotation(
-    parameters: _NamedTensors,
-    weight_query: str,
-    weight_key: str,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    bias_query: str | None = None,
-    bias_key: str | None = None,
-    pairing: str = "none",
-    rotary_size: int | None = None,
-    packing: str = "separate",
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def qk_linear(
-    parameters: _NamedTensors,
-    weight_query: str,
-    weight_key: str,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    bias_query: str | None = None,
-    bias_key: str | None = None,
-    pairing: str = "none",
-    rotary_size: int | None = None,
-    packing: str = "separate",
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def key_bias_null(
-    parameters: _NamedTensors,
-    weight_query: str,
-    weight_key: str,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    bias_query: str | None = None,
-    bias_key: str | None = None,
-    pairing: str = "none",
-    rotary_size: int | None = None,
-    packing: str = "separate",
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def vo_scale(
-    parameters: _NamedTensors,
-    weight_value: str,
-    weight_output: str,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    bias_value: str | None = None,
-    bias_output: str | None = None,
-    packing: str = "separate",
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def vo_rotation(
-    parameters: _NamedTensors,
-    weight_value: str,
-    weight_output: str,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    bias_value: str | None = None,
-    bias_output: str | None = None,
-    packing: str = "separate",
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def vo_linear(
-    parameters: _NamedTensors,
-    weight_value: str,
-    weight_output: str,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    bias_value: str | None = None,
-    bias_output: str | None = None,
-    packing: str = "separate",
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
-def value_bias_exchange(
-    parameters: _NamedTensors,
-    weight_value: str,
-    weight_output: str,
-    *,
-    heads: int,
-    kv_heads: int | None = None,
-    bias_value: str | None = None,
-    bias_output: str | None = None,
-    packing: str = "separate",
-    layout: str = "out_in",
-    name: str | None = None,
-) -> Gauge: ...
 
 # ---- Measures ------------------------------------------------------------------------------------
 

@@ -32,9 +32,11 @@ from ddc._C import (
     Verdict,
 )
 from ddc.audit import Audit, audit
+from ddc.compare import Difference, GaugeDifference, TensorDifference
 from ddc.discovery import discover
 from ddc.optim import Lifted, lifted
 from ddc.optimizers import DDCAdam, DDCMuon, DDCSgd, DDCShampoo, DDCSoap, Muon
+from ddc.placement import Hold, hold
 from ddc.symmetry import Element, SymmetryGroup
 
 __version__ = _C.__version__
@@ -47,11 +49,14 @@ __all__ = [
     "DDCSgd",
     "DDCShampoo",
     "DDCSoap",
+    "Difference",
     "Element",
     "Engagement",
     "Finding",
     "Gauge",
+    "GaugeDifference",
     "GaugeReport",
+    "Hold",
     "Leg",
     "Lifted",
     "Muon",
@@ -59,10 +64,12 @@ __all__ = [
     "Refusal",
     "Report",
     "SymmetryGroup",
+    "TensorDifference",
     "Verdict",
     "audit",
     "discover",
     "gauges",
+    "hold",
     "huggingface",
     "lifted",
     "lightning",

@@ -1,4 +1,4 @@
-"""``python -m ddc audit module:factory``: the audit of a model in a file of one's own."""
+"""``python -m ddc``: the audit of a model in a file of one's own, and the difference of two checkpoints."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 import ddc
+from ddc._model import plain_name
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -48,6 +49,21 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do not count the directions that no batch sees",
     )
+    diff = commands.add_parser(
+        "diff",
+        help="say how far two checkpoints are apart: in weights, along orbits, and modulo symmetry",
+        description="Say how far two checkpoints are apart: per tensor in weights and modulo symmetry, per "
+        "gauge along its orbit (root mean squares of log-scales, angles and shifts).",
+    )
+    diff.add_argument("first", metavar="A.safetensors", help="a checkpoint")
+    diff.add_argument("second", metavar="B.safetensors", help="another")
+    diff.add_argument(
+        "--symmetries",
+        required=True,
+        metavar="FILE",
+        help="the symmetries of the model, as SymmetryGroup.save writes them",
+    )
+    diff.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
 
@@ -107,21 +123,49 @@ def _make(target: str) -> tuple[nn.Module, Callable[[nn.Module], Any]]:
     return made
 
 
+def _audit(options: argparse.Namespace) -> None:
+    model, loss = _make(options.factory)
+    audit = ddc.audit(
+        model,
+        loss,
+        seed=options.seed,
+        steps=options.engagement,
+        completeness=not options.no_completeness,
+        verbose=sys.stderr.isatty(),
+    )
+    print(audit.to_json() if options.json else audit)
+    if options.out is not None:
+        audit.group.save(options.out)
+
+
+def _tensors(path: str) -> dict[str, Tensor]:
+    """Tensors of a checkpoint by name."""
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError:
+        raise ValueError(
+            "checkpoints are read by the package safetensors, which is not installed"
+        ) from None
+    if not Path(path).is_file():
+        raise ValueError(f"there is no file '{path}'")
+    try:
+        return {plain_name(name): tensor for name, tensor in load_file(path).items()}
+    except SafetensorError as error:
+        raise ValueError(f"'{path}' is no file of safetensors: {error}") from None
+
+
+def _diff(options: argparse.Namespace) -> None:
+    group = ddc.SymmetryGroup.load(options.symmetries)
+    first, second = _tensors(options.first), _tensors(options.second)
+    difference = group.difference(first, second)
+    print(difference.to_json() if options.json else difference)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        model, loss = _make(options.factory)
-        audit = ddc.audit(
-            model,
-            loss,
-            seed=options.seed,
-            steps=options.engagement,
-            completeness=not options.no_completeness,
-            verbose=sys.stderr.isatty(),
-        )
-        print(audit.to_json() if options.json else audit)
-        if options.out is not None:
-            audit.group.save(options.out)
+        {"audit": _audit, "diff": _diff}[options.command](options)
     except (RuntimeError, TypeError, ValueError) as error:
         print(f"ddc: {error}", file=sys.stderr)
         return 1

@@ -18,9 +18,9 @@ the gauge; by default it is made from the name of a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -60,18 +60,40 @@ __all__ = [
 ]
 
 
-def _table(model: Model) -> Sequence[tuple[str, Tensor]]:
-    return parameters_of(model) if isinstance(model, nn.Module) else list(model)
-
-
-def _list(names: str | Sequence[str]) -> list[str]:
+def _names(names: str | Sequence[str]) -> list[str]:
     return [names] if isinstance(names, str) else list(names)
 
 
 def _readers(readers: Readers) -> list[tuple[str, str | None]]:
     if isinstance(readers, Mapping):
         return list(readers.items())
-    return [(weight, None) for weight in _list(readers)]
+    return [(weight, None) for weight in _names(readers)]
+
+
+def _norms(norms: Sequence[Norm]) -> list[tuple[Any, ...]]:
+    return [(n.gain, _readers(n.readers), n.shift, n.gain_is_offset, n.layout) for n in norms]
+
+
+# Arguments that the extension has in another form.
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    "model": lambda model: parameters_of(model) if isinstance(model, nn.Module) else list(model),
+    "weights_out": _names,
+    "weights_down": _names,
+    "readers": _readers,
+    "writers": lambda writers: list(writers.items()),
+    "norms": _norms,
+}
+
+
+def _gauges(maker: str, arguments: Mapping[str, Any]) -> list[Gauge]:
+    """Gauges that the extension makes of the parameters of the function that is called like it."""
+    given = {name: _FORMS.get(name, lambda same: same)(each) for name, each in arguments.items()}
+    return _C.make_gauges(maker, given.pop("model"), given)
+
+
+def _gauge(maker: str, arguments: Mapping[str, Any]) -> Gauge:
+    (gauge,) = _gauges(maker, arguments)
+    return gauge
 
 
 # ---- Rescalings -------------------------------------------------------------------------------------
@@ -113,16 +135,7 @@ def relu_rescale(
     -------
     Gauge
     """
-    return _C.relu_rescale(
-        _table(model),
-        weight_in,
-        _list(weights_out),
-        bias_in=bias_in,
-        degree=degree,
-        whole=whole,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("relu_rescale", locals())
 
 
 def chained_rescale(
@@ -155,9 +168,7 @@ def chained_rescale(
     list of Gauge
         One fewer than there are weights.
     """
-    return _C.chained_rescale(
-        _table(model), list(weights), biases=list(biases), degree=degree, whole=whole, layout=layout
-    )
+    return _gauges("chained_rescale", locals())
 
 
 def glu_rescale(
@@ -190,9 +201,7 @@ def glu_rescale(
     -------
     Gauge
     """
-    return _C.glu_rescale(
-        _table(model), weight_up, _list(weights_down), bias_up=bias_up, layout=layout, name=name
-    )
+    return _gauge("glu_rescale", locals())
 
 
 def diagonal_linear(model: Model, u: str, v: str, *, name: str | None = None) -> Gauge:
@@ -212,7 +221,7 @@ def diagonal_linear(model: Model, u: str, v: str, *, name: str | None = None) ->
     -------
     Gauge
     """
-    return _C.diagonal_linear(_table(model), u, v, name=name)
+    return _gauge("diagonal_linear", locals())
 
 
 def linear_pair(
@@ -242,7 +251,7 @@ def linear_pair(
     -------
     Gauge
     """
-    return _C.linear_pair(_table(model), weight_first, weight_second, layout=layout, name=name)
+    return _gauge("linear_pair", locals())
 
 
 # ---- Norms ------------------------------------------------------------------------------------------
@@ -281,15 +290,7 @@ def norm_scale(
     -------
     Gauge
     """
-    return _C.norm_scale(
-        _table(model),
-        gain,
-        _list(weights_out),
-        shift=shift,
-        gain_is_offset=gain_is_offset,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("norm_scale", locals())
 
 
 def norm_kernel_shifts(
@@ -326,14 +327,7 @@ def norm_kernel_shifts(
     list of Gauge
         One for each reader.
     """
-    return _C.norm_kernel_shifts(
-        _table(model),
-        gain,
-        _readers(readers),
-        shift=shift,
-        gain_is_offset=gain_is_offset,
-        layout=layout,
-    )
+    return _gauges("norm_kernel_shifts", locals())
 
 
 def norm_shift_exchange(
@@ -369,15 +363,7 @@ def norm_shift_exchange(
     -------
     Gauge
     """
-    return _C.norm_shift_exchange(
-        _table(model),
-        gain,
-        _readers(readers),
-        shift=shift,
-        bias_added_next=bias_added_next,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("norm_shift_exchange", locals())
 
 
 # ---- Shifts that the loss does not see --------------------------------------------------------------
@@ -403,7 +389,7 @@ def cross_entropy_shift(
     -------
     Gauge
     """
-    return _C.cross_entropy_shift(_table(model), tensor, layout=layout, name=name)
+    return _gauge("cross_entropy_shift", locals())
 
 
 def null_shift(model: Model, tensor: str, *, name: str | None = None) -> Gauge:
@@ -424,7 +410,7 @@ def null_shift(model: Model, tensor: str, *, name: str | None = None) -> Gauge:
     -------
     Gauge
     """
-    return _C.null_shift(_table(model), tensor, name=name)
+    return _gauge("null_shift", locals())
 
 
 # ---- Attention --------------------------------------------------------------------------------------
@@ -475,20 +461,7 @@ def qk_scale(
     -------
     Gauge
     """
-    return _C.qk_scale(
-        _table(model),
-        weight_query,
-        weight_key,
-        heads=heads,
-        kv_heads=kv_heads,
-        bias_query=bias_query,
-        bias_key=bias_key,
-        pairing=pairing,
-        rotary_size=rotary_size,
-        packing=packing,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("qk_scale", locals())
 
 
 def qk_torus(
@@ -523,20 +496,7 @@ def qk_torus(
     -------
     Gauge
     """
-    return _C.qk_torus(
-        _table(model),
-        weight_query,
-        weight_key,
-        heads=heads,
-        kv_heads=kv_heads,
-        bias_query=bias_query,
-        bias_key=bias_key,
-        pairing=pairing,
-        rotary_size=rotary_size,
-        packing=packing,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("qk_torus", locals())
 
 
 def qk_rotation(
@@ -570,20 +530,7 @@ def qk_rotation(
     -------
     Gauge
     """
-    return _C.qk_rotation(
-        _table(model),
-        weight_query,
-        weight_key,
-        heads=heads,
-        kv_heads=kv_heads,
-        bias_query=bias_query,
-        bias_key=bias_key,
-        pairing=pairing,
-        rotary_size=rotary_size,
-        packing=packing,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("qk_rotation", locals())
 
 
 def qk_linear(
@@ -617,20 +564,7 @@ def qk_linear(
     -------
     Gauge
     """
-    return _C.qk_linear(
-        _table(model),
-        weight_query,
-        weight_key,
-        heads=heads,
-        kv_heads=kv_heads,
-        bias_query=bias_query,
-        bias_key=bias_key,
-        pairing=pairing,
-        rotary_size=rotary_size,
-        packing=packing,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("qk_linear", locals())
 
 
 def key_bias_null(
@@ -664,19 +598,7 @@ def key_bias_null(
     -------
     Gauge
     """
-    return _C.key_bias_null(
-        _table(model),
-        weight_query,
-        weight_key,
-        heads=heads,
-        kv_heads=kv_heads,
-        bias_key=bias_key,
-        pairing=pairing,
-        rotary_size=rotary_size,
-        packing=packing,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("key_bias_null", locals())
 
 
 def vo_scale(
@@ -716,17 +638,7 @@ def vo_scale(
     -------
     Gauge
     """
-    return _C.vo_scale(
-        _table(model),
-        weight_value,
-        weight_output,
-        heads=heads,
-        kv_heads=kv_heads,
-        bias_value=bias_value,
-        packing=packing,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("vo_scale", locals())
 
 
 def vo_rotation(
@@ -756,17 +668,7 @@ def vo_rotation(
     -------
     Gauge
     """
-    return _C.vo_rotation(
-        _table(model),
-        weight_value,
-        weight_output,
-        heads=heads,
-        kv_heads=kv_heads,
-        bias_value=bias_value,
-        packing=packing,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("vo_rotation", locals())
 
 
 def vo_linear(
@@ -796,17 +698,7 @@ def vo_linear(
     -------
     Gauge
     """
-    return _C.vo_linear(
-        _table(model),
-        weight_value,
-        weight_output,
-        heads=heads,
-        kv_heads=kv_heads,
-        bias_value=bias_value,
-        packing=packing,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("vo_linear", locals())
 
 
 def value_bias_exchange(
@@ -840,18 +732,7 @@ def value_bias_exchange(
     -------
     Gauge
     """
-    return _C.value_bias_exchange(
-        _table(model),
-        weight_value,
-        weight_output,
-        heads=heads,
-        kv_heads=kv_heads,
-        bias_value=bias_value,
-        bias_output=bias_output,
-        packing=packing,
-        layout=layout,
-        name=name,
-    )
+    return _gauge("value_bias_exchange", locals())
 
 
 # ---- Residual streams -------------------------------------------------------------------------------
@@ -905,7 +786,7 @@ def residual_mean_shift(
     -------
     Gauge
     """
-    return _C.residual_mean_shift(_table(model), writer, axis=axis, name=name)
+    return _gauge("residual_mean_shift", locals())
 
 
 def residual_rotation(
@@ -939,13 +820,4 @@ def residual_rotation(
     -------
     Gauge
     """
-    return _C.residual_rotation(
-        _table(model),
-        list(writers.items()),
-        [
-            (norm.gain, _readers(norm.readers), norm.shift, norm.gain_is_offset, norm.layout)
-            for norm in norms
-        ],
-        layer_norm=layer_norm,
-        name=name,
-    )
+    return _gauge("residual_rotation", locals())

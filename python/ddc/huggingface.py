@@ -174,9 +174,10 @@ def optimizer(
     it. Tensors of one gauge may well be in both. Decay acts on each tensor in coordinates that the
     gauge cannot change, so copies of a model that are one function are treated alike.
 
-    The Trainer clips gradients to a norm of 1 unless told otherwise. That norm does depend on where
-    on its orbit the model is, so clipping takes copies apart that DDCAdam keeps together. A warning
-    says so; set ``max_grad_norm=0`` in `args`.
+    The Trainer clips gradients to a norm of 1 unless told otherwise. At the canonical place of the
+    weights that norm is the same for all copies of a function. Where they are trained in place it does
+    depend on where on its orbit the model is, so clipping takes copies apart that DDCAdam keeps
+    together. A warning says so then; set ``max_grad_norm=0`` in `args`.
 
     Examples
     --------
@@ -186,12 +187,6 @@ def optimizer(
     """
     from transformers import Trainer
 
-    if symmetries is not None and len(symmetries) > 0 and args.max_grad_norm:
-        warnings.warn(
-            f"gradients are clipped to a norm of {args.max_grad_norm}, which depends on where on "
-            "its orbit the model is; set max_grad_norm=0 in TrainingArguments",
-            stacklevel=2,
-        )
     # A method of the Trainer that uses nothing of it but the rule for names.
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
     groups: list[dict[str, Any]] = [
@@ -207,9 +202,17 @@ def optimizer(
         "eps": args.adam_epsilon,
         **options,
     }
-    return DDCAdam(
+    made = DDCAdam(
         [given for given in groups if given["params"]], symmetries=symmetries, **settings
     )
+    if symmetries and args.max_grad_norm and made.place == "in_place":
+        warnings.warn(
+            f"gradients are clipped to a norm of {args.max_grad_norm}, which depends on where on "
+            "its orbit the model is, since its weights are trained in place; set max_grad_norm=0 in "
+            "TrainingArguments",
+            stacklevel=2,
+        )
+    return made
 
 
 def optimizer_cls_and_kwargs(

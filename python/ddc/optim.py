@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, ClassVar, Self
 
@@ -69,6 +70,7 @@ class Lifted(Optimizer):
             raise ValueError(
                 f"{', '.join(self._treatment)}: no symmetries are given that could be treated so"
             )
+        self._place: str | None = None
         self._core: _C.Core | None = None
         self._core_key: list[Any] = []
         self._stepped_with: dict[int, dict[str, Any]] = {}
@@ -149,6 +151,14 @@ class Lifted(Optimizer):
         """Name of the recipe."""
         return self._recipe
 
+    @property
+    def place(self) -> str:
+        """Where the weights are trained: ``"canonical"`` or ``"in_place"``.
+
+        Canonical unless told otherwise, or impossible: :meth:`report` says why then.
+        """
+        return self._refresh().report().place
+
     def treatment(self, gauge: str) -> dict[str, Any]:
         """Treatment of one gauge, with the defaults resolved."""
         return self._refresh().treatment(gauge)
@@ -157,7 +167,8 @@ class Lifted(Optimizer):
         """What is bound, and what the last step did: data, and a table when printed.
 
         ``report().gauges`` has for each gauge its coordinates, channels that are degenerate and what the
-        last step had to correct.
+        last step had to correct or, at the canonical place, what the weights miss it by now. The last line
+        says where the weights are trained, and why in place if nobody said so.
         """
         return self._refresh().report()
 
@@ -183,6 +194,26 @@ class Lifted(Optimizer):
         stratum (NaN). Empty for a rotation.
         """
         return self._refresh().gauge_coordinate(gauge)
+
+    @contextmanager
+    def original(self) -> Iterator[None]:
+        """Put the weights to where they were found, for the time of a ``with``.
+
+        Weights are trained at another place of their orbits than the one they were given at: the
+        constructor moves them to their canonical place, unless :attr:`place` is ``"in_place"``. The
+        function is the same; code that looks at weights may want the original ones:
+
+        >>> with optimizer.original():                           # doctest: +SKIP
+        ...     torch.save(model.state_dict(), "model.pt")
+
+        A state dict of the optimizer that is taken inside says so, and goes with these weights.
+        Nothing happens with ``placement="in_place"``.
+        """
+        self._refresh().move(self.state, self._parameters(), True)
+        try:
+            yield
+        finally:
+            self._refresh().move(self.state, self._parameters(), False)
 
     # torch.compiler.disable would do the same, and import the compiler (2 s) with this module.
     @torch._disable_dynamo  # type: ignore[attr-defined]
@@ -264,6 +295,8 @@ class Lifted(Optimizer):
 
         def after(_: Optimizer) -> None:
             self.state.update(loaded)
+            if core.is_placed and loaded:
+                core.resume(self.state, self._parameters())
 
         handles = [
             self.register_load_state_dict_pre_hook(before),
@@ -281,6 +314,7 @@ class Lifted(Optimizer):
             "_group": self._group,
             "_recipe": self._recipe,
             "_treatment": self._treatment,
+            "_place": self._place,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -342,9 +376,28 @@ class Lifted(Optimizer):
                     "pass model.named_parameters() instead of model.parameters()"
                 )
             self._check_gauges(dict(chain.from_iterable(named)))
-        return _C.Core(
-            self._core_rule(), named, self._options(groups), gauges, self._recipe, self._treatment
+        # An optimizer that has placed its weights already is being copied, moved or extended.
+        placed = any(
+            key.startswith("gauge.") and key.endswith(".element")
+            for entry in self.state.values()
+            for key in entry
         )
+        treatment = self._treatment
+        if self._place is not None:
+            # Where it was made to be, whatever has been frozen since.
+            treatment = {**treatment, "placement": self._place}
+        core = _C.Core(
+            self._core_rule(),
+            named,
+            self._options(groups),
+            gauges,
+            self._recipe,
+            treatment,
+            placed,
+        )
+        if gauges:
+            self._place = core.report().place
+        return core
 
     def _core_of(self) -> _C.Core:
         assert self._core is not None
@@ -457,10 +510,12 @@ class Lifted(Optimizer):
             return given
         if self._group is None or any(text != _legacy_digest(self._group) for text in legacy):
             return given  # of another group: refused like any other
-        if self._recipe != "default" or self._treatment:
+        others = [name for name in self._treatment if name != "placement"]
+        if self._recipe != "default" or others or self._place != "in_place":
             raise ValueError(
-                "state dict: it was written by ddc 0.1, which knew the default treatment only; load it "
-                "into an optimizer without recipe and treatment"
+                "state dict: it was written by ddc 0.1, which trained weights in place and knew no "
+                'other treatment; load it into an optimizer with placement="in_place" and without recipe '
+                "and other treatments"
             )
         own = self.defaults["symmetries"]
         groups = [{**group, "symmetries": own} for group in given["param_groups"]]
@@ -632,8 +687,9 @@ def _describe(core: _C.Core, group: SymmetryGroup | None) -> str | None:
     if group is None or not gauges:
         return None
     digest = hashlib.sha256(core.symmetries().encode()).hexdigest()[:16]
-    dimension = core.report().dimension
-    return f"{len(gauges)} gauges of dimension {dimension}; {digest}"
+    report = core.report()
+    place = "in place" if report.place == "in_place" else "at their canonical place"
+    return f"{len(gauges)} gauges of dimension {report.dimension}, {place}; {digest}"
 
 
 # What ddc 0.1 wrote into param groups.

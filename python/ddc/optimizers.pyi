@@ -10,6 +10,8 @@ from ddc.routing import Routing
 
 UseAdam = Iterable[str] | Callable[[str, Tensor], bool] | bool | None
 Recipe = Literal["default", "paper"]
+Heads = Literal["default", "cut", "whole"]
+Placement = Literal["default", "canonical", "in_place"]
 Coordinates = Literal["default", "folded", "balanced", "standard", "polar"]
 Hold = Literal["default", "ratio", "unit"]
 Vertical = Literal["frozen", "sgd", "adam"]
@@ -22,7 +24,7 @@ SecondMoment = Literal[
     "per_head_matrix",
     "none",
 ]
-Project = Literal["step", "momentum", "never"]
+Project = Literal["default", "step", "momentum", "never"]
 Method = Literal["exact", "fast", "sharpen", "newton_schulz"]
 Scale = Literal["original", "match_rms_adamw", "frobenius"]
 
@@ -39,6 +41,8 @@ class DDCAdam(Lifted):
         recipe: Recipe = "default",
         maximize: bool = False,
         bind: bool | dict[str, bool] | None = None,
+        heads: Heads | dict[str, Heads] | None = None,
+        placement: Placement | dict[str, Placement] | None = None,
         coordinates: Coordinates | dict[str, Coordinates] | None = None,
         hold: Hold | dict[str, Hold] | None = None,
         vertical: Vertical | dict[str, Vertical] | None = None,
@@ -51,6 +55,7 @@ class DDCAdam(Lifted):
         procrustes: bool | dict[str, bool] | None = None,
         rebalance_above: float | dict[str, float] | None = None,
         project: Project | dict[str, Project] | None = None,
+        every: int | dict[str, int] | None = None,
         decay_held: bool | dict[str, bool] | None = None,
     ) -> None: ...
 
@@ -68,6 +73,8 @@ class DDCSgd(Lifted):
         recipe: Recipe = "default",
         maximize: bool = False,
         bind: bool | dict[str, bool] | None = None,
+        heads: Heads | dict[str, Heads] | None = None,
+        placement: Placement | dict[str, Placement] | None = None,
         coordinates: Coordinates | dict[str, Coordinates] | None = None,
         hold: Hold | dict[str, Hold] | None = None,
         vertical: Vertical | dict[str, Vertical] | None = None,
@@ -80,6 +87,7 @@ class DDCSgd(Lifted):
         procrustes: bool | dict[str, bool] | None = None,
         rebalance_above: float | dict[str, float] | None = None,
         project: Project | dict[str, Project] | None = None,
+        every: int | dict[str, int] | None = None,
         decay_held: bool | dict[str, bool] | None = None,
     ) -> None: ...
 
@@ -98,6 +106,8 @@ class DDCShampoo(Lifted):
         recipe: Recipe = "default",
         maximize: bool = False,
         bind: bool | dict[str, bool] | None = None,
+        heads: Heads | dict[str, Heads] | None = None,
+        placement: Placement | dict[str, Placement] | None = None,
         coordinates: Coordinates | dict[str, Coordinates] | None = None,
         hold: Hold | dict[str, Hold] | None = None,
         vertical: Vertical | dict[str, Vertical] | None = None,
@@ -110,6 +120,7 @@ class DDCShampoo(Lifted):
         procrustes: bool | dict[str, bool] | None = None,
         rebalance_above: float | dict[str, float] | None = None,
         project: Project | dict[str, Project] | None = None,
+        every: int | dict[str, int] | None = None,
         decay_held: bool | dict[str, bool] | None = None,
     ) -> None: ...
 
@@ -130,6 +141,8 @@ class DDCSoap(Lifted):
         recipe: Recipe = "default",
         maximize: bool = False,
         bind: bool | dict[str, bool] | None = None,
+        heads: Heads | dict[str, Heads] | None = None,
+        placement: Placement | dict[str, Placement] | None = None,
         coordinates: Coordinates | dict[str, Coordinates] | None = None,
         hold: Hold | dict[str, Hold] | None = None,
         vertical: Vertical | dict[str, Vertical] | None = None,
@@ -142,6 +155,7 @@ class DDCSoap(Lifted):
         procrustes: bool | dict[str, bool] | None = None,
         rebalance_above: float | dict[str, float] | None = None,
         project: Project | dict[str, Project] | None = None,
+        every: int | dict[str, int] | None = None,
         decay_held: bool | dict[str, bool] | None = None,
     ) -> None: ...
 
@@ -162,6 +176,8 @@ class DDCMuon(Lifted):
         use_adam: UseAdam = None,
         maximize: bool = False,
         bind: bool | dict[str, bool] | None = None,
+        heads: Heads | dict[str, Heads] | None = None,
+        placement: Placement | dict[str, Placement] | None = None,
         coordinates: Coordinates | dict[str, Coordinates] | None = None,
         hold: Hold | dict[str, Hold] | None = None,
         vertical: Vertical | dict[str, Vertical] | None = None,
@@ -174,6 +190,7 @@ class DDCMuon(Lifted):
         procrustes: bool | dict[str, bool] | None = None,
         rebalance_above: float | dict[str, float] | None = None,
         project: Project | dict[str, Project] | None = None,
+        every: int | dict[str, int] | None = None,
         decay_held: bool | dict[str, bool] | None = None,
     ) -> None: ...
     def add_param_group(self, param_group: dict[str, Any]) -> None: ...

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import fnmatch
+import hashlib
+import io
+import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+import pickle
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from ddc import _C
 from ddc._C import Completeness, Finding, Gauge, Refusal, Verdict
 from ddc._model import parameters_of
 
+if TYPE_CHECKING:
+    from ddc.compare import Difference
+
 
 class Element:
-    """One element of a symmetry group.
+    """One element of a symmetry group: a move along the orbits of a model, which changes no function.
+
+    Made by :meth:`SymmetryGroup.random_element`, :meth:`SymmetryGroup.canonicalize_`,
+    :meth:`SymmetryGroup.align_` and :meth:`load`. ``second @ first`` acts as `second` does after
+    `first`.
 
     Parameters
     ----------
@@ -26,10 +39,53 @@ class Element:
         How far it moves: the standard deviation of log-scales, rotation angles and shifts.
     """
 
+    # Of the class, for elements that were pickled by ddc 0.1.
+    _parts: list[tuple[str, Tensor]] | None = None
+
     def __init__(self, group: SymmetryGroup, seed: int, size: float = 1.0) -> None:
         self.group = group
-        self.seed = seed
-        self.size = size
+        self.seed: int | None = seed
+        self.size: float | None = size
+
+    @staticmethod
+    def of(group: SymmetryGroup, parts: Iterable[tuple[str, Tensor]]) -> Element:
+        """The element with these parts: names of gauges, and what each does, in acting order.
+
+        A part is, in float64, for a scale the logarithms of its factors, for a shift or an exchange what
+        it adds, for rotations and linear gauges one matrix per block. A gauge may have several parts, or
+        none.
+        """
+        element = Element.__new__(Element)
+        element.group = group
+        element.seed = element.size = None
+        known = {gauge.name for gauge in group.gauges}
+        kept = []
+        for name, part in parts:
+            if name not in known:
+                raise ValueError(f"element: the group has no gauge '{name}'")
+            if part.dtype != torch.float64 or not bool(part.isfinite().all()):
+                raise ValueError(
+                    f"element: the part of gauge '{name}' must be finite and of type float64, "
+                    f"is of {part.dtype}"
+                )
+            kept.append((name, part.detach().clone()))
+        element._parts = kept
+        return element
+
+    @property
+    def parts(self) -> list[tuple[str, Tensor]]:
+        """Names of gauges and what each does, in the order in which they act."""
+        if self._parts is None:
+            assert self.seed is not None and self.size is not None
+            # Shapes are all that drawing needs to know.
+            shapes = [
+                (name, torch.zeros((), dtype=torch.float64).expand(shape))
+                for name, shape in self.group._core.parameters
+            ]
+            gauges = self.group._core.gauges()
+            drawn = _C.random_element(gauges, shapes, self.size, self.seed)
+            self._parts = [(g.name, part) for g, part in zip(gauges, drawn, strict=True)]
+        return self._parts
 
     def apply_(self, model: nn.Module) -> nn.Module:
         """Move the parameters of `model` along their orbit, in place.
@@ -39,11 +95,108 @@ class Element:
         """
         parameters = parameters_of(model)
         self.group._core.check(parameters)
-        self.group._core.act_random_(parameters, self.size, self.seed)
+        if self.seed is not None and self.size is not None:
+            self.group._core.act_random_(parameters, self.size, self.seed)
+        else:
+            self._act_(parameters)
         return model
 
+    def _act_(self, parameters: Sequence[tuple[str, Tensor]]) -> None:
+        by_name = {gauge.name: gauge for gauge in self.group._core.gauges()}
+        gauges = [by_name[name] for name, _ in self.parts]
+        _C.act_(gauges, [part for _, part in self.parts], touched(gauges, parameters))
+
+    def inverse(self) -> Element:
+        """The element that undoes this one."""
+        by_name = {gauge.name: gauge for gauge in self.group._core.gauges()}
+        return Element.of(
+            self.group,
+            [(name, _C.inverse(by_name[name], part)) for name, part in reversed(self.parts)],
+        )
+
+    def __matmul__(self, first: Element) -> Element:
+        if not isinstance(first, Element):
+            return NotImplemented
+        if first.group != self.group:
+            raise ValueError("elements of two groups cannot follow one another as one element")
+        return Element.of(self.group, [*first.parts, *self.parts])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the element to a file, which is written as a whole or not at all."""
+        data = io.BytesIO()
+        torch.save(
+            {
+                "format": _FILE,
+                "symmetries": digest(self.group._core.gauges()),
+                "gauges": [name for name, _ in self.parts],
+                "parts": [part for _, part in self.parts],
+            },
+            data,
+        )
+        write_whole(path, data.getvalue())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], symmetries: SymmetryGroup) -> Element:
+        """Read an element of these symmetries from a file."""
+        try:
+            read = torch.load(path, weights_only=True)
+        except FileNotFoundError:
+            raise
+        except (EOFError, RuntimeError, pickle.UnpicklingError, ValueError) as error:
+            raise ValueError(f"'{os.fspath(path)}' is no file of an element: {error}") from None
+        if not isinstance(read, dict) or read.get("format") != _FILE:
+            raise ValueError(f"'{os.fspath(path)}' is no file of an element")
+        own = digest(symmetries._core.gauges())
+        if read["symmetries"] != own:
+            raise ValueError(
+                f"'{os.fspath(path)}' has an element of the symmetries {read['symmetries']}, "
+                f"these are {own}"
+            )
+        return Element.of(symmetries, zip(read["gauges"], read["parts"], strict=True))
+
     def __repr__(self) -> str:
-        return f"Element(seed={self.seed}, size={self.size}, of {self.group!r})"
+        if self.seed is not None:
+            return f"Element(seed={self.seed}, size={self.size}, of {self.group!r})"
+        return f"<Element: {len(self.parts)} parts, of {self.group!r}>"
+
+
+_FILE = "ddc element 1"
+
+
+def touched(
+    gauges: Iterable[Gauge], parameters: Sequence[tuple[str, Tensor]]
+) -> list[tuple[str, Tensor]]:
+    """Those parameters that gauges move, or look at when they do."""
+    names: set[str] = set()
+    for gauge in gauges:
+        for leg in gauge.legs:
+            names.update((leg.tensor, leg.through.gain, leg.through.shift, leg.through.bias))
+    return [(name, tensor) for name, tensor in parameters if name in names]
+
+
+def digest(gauges: Iterable[Gauge], treatment: Mapping[str, Any] | None = None) -> str:
+    """A line that tells symmetries, and how they are treated, from others."""
+    every = [gauge.to_json() for gauge in gauges]
+    what = json.dumps([every, treatment or {}], sort_keys=True, default=str)
+    return f"{len(every)} gauges; {hashlib.sha256(what.encode()).hexdigest()[:16]}"
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file as a whole, or leave what was there."""
+    target = os.path.abspath(os.fspath(path))
+    handle, name = tempfile.mkstemp(prefix=".ddc-", dir=os.path.dirname(target))
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
 
 
 class SymmetryGroup:
@@ -135,6 +288,81 @@ class SymmetryGroup:
         >>> group.random_element(seed=0).apply_(model)   # doctest: +SKIP
         """
         return Element(self, seed, size)
+
+    def canonicalize_(self, model: nn.Module) -> Element:
+        """Move the parameters of `model` to their canonical place, in place.
+
+        Gains are folded into the weights that read them, both sides of a scale are equally large, Gram
+        matrices equal and diagonal, means zero, exchanged vectors empty. Two models that are one
+        function, written differently along these symmetries, have the same weights there. Raises, and
+        changes nothing, if the model has other parameters than the one the group was found on, or
+        16-bit ones, which cannot be moved without changing the function.
+
+        Returns
+        -------
+        Element
+            The move that was made; its ``inverse().apply_(model)`` takes it back.
+        """
+        parameters = parameters_of(model)
+        self._core.check(parameters)
+        return self._place_(parameters)
+
+    def _place_(self, parameters: Sequence[tuple[str, Tensor]]) -> Element:
+        gauges = self._core.gauges()
+        # Nothing will be stepped: no copies of the weights are needed.
+        placed = _C.Placement(touched(gauges, parameters), gauges, {"project": "never"})
+        return Element.of(self, placed.elements()).inverse()
+
+    def distance(
+        self, a: nn.Module | Mapping[str, Tensor], b: nn.Module | Mapping[str, Tensor]
+    ) -> float:
+        """How far two models are apart modulo symmetry, relative to their size.
+
+        Both are brought to their canonical place, as copies in float64, and turned there next to each other
+        (Procrustes). Zero but for rounding if one is the other, moved along its orbit. The norm of the
+        difference of all parameters is relative to the root of the mean of both squared norms: that of
+        two models without anything in common is about 1.4. Permutations of units are no part of the group.
+
+        Parameters
+        ----------
+        a, b : Module, or dict of tensors by name
+        """
+        from ddc import compare
+
+        return compare.distance(self, a, b)
+
+    def difference(
+        self, a: nn.Module | Mapping[str, Tensor], b: nn.Module | Mapping[str, Tensor]
+    ) -> Difference:
+        """Differences of two models: per tensor in weights and modulo symmetry, per gauge along orbits.
+
+        Parameters
+        ----------
+        a, b : Module, or dict of tensors by name
+        """
+        from ddc import compare
+
+        return compare.difference(self, a, b)
+
+    def align_(self, model: nn.Module, to: nn.Module | Mapping[str, Tensor]) -> Element:
+        """Move `model` along its orbit, in place, next to another.
+
+        It takes over the other's place: proportions of both sides of scales and linear gauges, means, and
+        is turned to where it is nearest at the canonical place. Its function stays.
+
+        Parameters
+        ----------
+        model : Module
+        to : Module, or dict of tensors by name
+
+        Returns
+        -------
+        Element
+            The move that was made.
+        """
+        from ddc import compare
+
+        return compare.align_(self, model, to)
 
     def without(self, *patterns: str) -> SymmetryGroup:
         """The group without the gauges whose name or kind matches a pattern (of :mod:`fnmatch`)."""

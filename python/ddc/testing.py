@@ -14,15 +14,15 @@ from ddc._model import plain_name
 from ddc.discovery import BatchLoss, Evaluation, Loss
 from ddc.optim import Lifted
 
-# Rule; names and options of the param groups; recipe; options of the treatment, with the kind or name of
-# a gauge.
-Description = tuple[str, list[tuple[list[str], dict[str, Any]]], str, list[tuple[str, Any, str]]]
+# Rule; names and options of the param groups; recipe; treatment.
+Description = tuple[Any, list[tuple[list[str], dict[str, Any]]], str, dict[str, Any]]
 
 __all__ = ["Check", "InvariantReport", "MakesOptimizer", "gauge_invariants"]
 
 
 class MakesOptimizer(Protocol):
-    """What makes an optimizer: a class of this package, or :func:`functools.partial` of one."""
+    """What makes an optimizer: a class of this package or of :func:`ddc.lifted`, or a
+    :func:`functools.partial` of one."""
 
     def __call__(self, params: Any, /, *, symmetries: Any) -> Lifted: ...
 
@@ -60,7 +60,7 @@ def gauge_invariants(
     optimizer : callable, optional
         Makes the optimizer under test from ``(named_parameters, symmetries=gauges)``:
         ``functools.partial(ddc.DDCMuon, lr=1e-2)``. By default :class:`ddc.DDCAdam` at a learning rate of
-        1e-3.
+        1e-3. Weights are in place unless it says ``placement="canonical"``.
     others : sequence of Gauge
         Further gauges that are bound together with the one under test.
     seed : int
@@ -124,24 +124,21 @@ class _Replaced(nn.Module):
 
 def _described(make: MakesOptimizer, model: nn.Module, gauges: Sequence[Gauge]) -> Description:
     """An optimizer of the model as the C++ library can make it of other tensors."""
-    made = make(model.named_parameters(), symmetries=gauges)
+    # Of copies: an optimizer may move the weights that it is given.
+    copies = [
+        (name, nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
+        for name, tensor in model.named_parameters()
+    ]
+    made = make(copies, symmetries=gauges)
     if not isinstance(made, Lifted):
         raise TypeError(f"optimizer must make an optimizer of ddc, made a {type(made).__name__}")
-    if made._python_rule is not None:
-        raise TypeError(
-            f"optimizer makes a {type(made).__name__}, a rule in Python: only optimizers whose rule is "
-            "the C++ library's can be checked"
-        )
     groups = [
-        ([plain_name(name) for name in group["param_names"]], made._values(group))
-        for group in made.param_groups
-        if group["params"]
+        ([plain_name(name) for name in group["param_names"]], values)
+        for group, values in zip(
+            [group for group in made.param_groups if group["params"]],
+            made._options(made.param_groups),
+            strict=True,
+        )
     ]
-    treatments: list[tuple[str, Any, str]] = []
-    for option, value in made._treatment.items():
-        if not isinstance(value, dict):
-            treatments.append((option, value, ""))
-    for option, value in made._treatment.items():
-        if isinstance(value, dict):
-            treatments += [(option, each, kind) for kind, each in value.items()]
-    return made._rule, groups, made._recipe, treatments
+    # In place but for those who ask for more: there orbit parts of steps are zero, and not only small.
+    return made._core_rule(), groups, made._recipe, {"placement": "in_place", **made._treatment}

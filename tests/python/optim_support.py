@@ -57,9 +57,16 @@ class Case:
     kind: type[ddc.Lifted]
     grouped: bool
     without: tuple[str, ...] = ()
+    place: str | None = None
 
     def __str__(self) -> str:
-        return self.kind.__name__ + ("-group" if self.grouped else "")
+        name = self.kind.__name__ + ("-group" if self.grouped else "")
+        return f"{name}-{self.place}" if self.place else name
+
+    @property
+    def placed(self) -> bool:
+        """Weights of 32 or 64 bits are at their canonical place."""
+        return self.grouped and self.place != "in_place"
 
     @property
     def group(self) -> ddc.SymmetryGroup | None:
@@ -69,14 +76,20 @@ class Case:
         """For many steps: without the gauge that takes most of their time."""
         return replace(self, without=("linear pair",))
 
+    def in_place(self) -> Case:
+        return replace(self, place="in_place") if self.grouped else self
+
     def make(self, model_or_params: Any, **options: Any) -> Any:
         params = model_or_params
         if isinstance(params, nn.Module):
             params = params.named_parameters()
+        if self.place:
+            options["placement"] = self.place
         return self.kind(params, symmetries=self.group, **options)
 
 
 CASES = [Case(kind, grouped) for kind in (ddc.DDCAdam, ddc.DDCMuon) for grouped in (False, True)]
+CASES.append(CASES[1].in_place())
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_kind = pytest.mark.parametrize("kind", [ddc.DDCAdam, ddc.DDCMuon])
 grouped_case = pytest.mark.parametrize("case", [c for c in CASES if c.grouped], ids=str)

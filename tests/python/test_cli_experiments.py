@@ -1,5 +1,6 @@
 """ddc list, run, experiment, compare and report. Needs the C++ build."""
 
+import contextlib
 import json
 import os
 import random
@@ -400,20 +401,48 @@ def test_an_experiment_that_is_killed_ten_times_finds_the_same(uninterrupted, tm
     assert written_in(tmp_path) == expected
 
 
+def send(process, number):
+    """Sends a signal, unless the process is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, number)
+
+
+def halfway(out, whole):
+    """Runs that have begun and are far from their end."""
+    return [
+        path.parent
+        for path in folder_in(out).glob("runs/*/metrics.jsonl")
+        if 0 < lines_of(path) < lines_of(folder_in(whole) / path.relative_to(folder_in(out))) / 2
+    ]
+
+
 def test_an_interrupted_experiment_says_how_to_go_on(uninterrupted, tmp_path):
     process = start(*EXPERIMENT, "--out", tmp_path)
-    assert wait_until(process, lambda: evaluations_in(tmp_path) > 20)
+    stopped = []
+
+    def stopped_halfway():
+        stopped[:] = children_of(process)
+        for run in stopped:
+            send(run, signal.SIGSTOP)
+        if halfway(tmp_path, uninterrupted[0]):
+            return True
+        for run in stopped:
+            send(run, signal.SIGCONT)
+        return False
+
+    assert wait_until(process, stopped_halfway)
+    under_way = halfway(tmp_path, uninterrupted[0])
     os.killpg(process.pid, signal.SIGINT)
+    for run in stopped:
+        send(run, signal.SIGCONT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == INTERRUPTED
     assert "failed" not in said
     command = shlex.split(said.splitlines()[-1])
     assert command == [str(tool()), *EXPERIMENT, "--out", str(tmp_path)]
-    # Those that were under way have saved.
-    unfinished = [
-        p for p in (folder_in(tmp_path) / "runs").iterdir() if not (p / "summary.json").exists()
-    ]
-    assert any((folder / "checkpoints").exists() for folder in unfinished)
+    for folder in under_way:
+        assert (folder / "checkpoints").exists()
+        assert not (folder / "summary.json").exists()
     succeed(*command[1:])
     assert written_in(tmp_path) == written_in(uninterrupted[0])
 

@@ -61,6 +61,31 @@ def test_the_moved_copy_is_the_same_function_elsewhere(model, moved, batches):
     assert (weights[0] - weights[1]).norm() > 0.1 * weights[0].norm()
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str
+)
+def test_the_canonical_place_of_a_pretrained_layer(model, moved, group, batches, dtype, tolerance):
+    start, first = deepcopy(model).to(dtype), deepcopy(model).to(dtype)
+    move = group.canonicalize_(first)
+    with torch.no_grad():
+        before, after = (copy(**batches[0]).logits.log_softmax(-1) for copy in (start, first))
+    assert (before - after).abs().max() < tolerance * before.abs().max()
+
+    def apart(one, other):
+        pairs = zip(one.parameters(), other.parameters(), strict=True)
+        return max(((a - b).norm() / b.norm().clamp_min(1e-3)).item() for a, b in pairs)
+
+    assert apart(first, start) > 0.1
+    if dtype == torch.float64:
+        second = deepcopy(moved)
+        group.canonicalize_(second)
+        assert apart(second, first) < 1e-11
+        again = deepcopy(first)
+        group.canonicalize_(again)
+        assert apart(again, first) < 1e-9
+        assert apart(move.inverse().apply_(first), model) < 1e-11
+
+
 def test_both_copies_fine_tune_alike_under_ddc_adam_only(model, moved, group, batches):
     def both(make):
         return [train(deepcopy(copy), make, batches[:12]) for copy in (model, moved)]
@@ -68,6 +93,16 @@ def test_both_copies_fine_tune_alike_under_ddc_adam_only(model, moved, group, ba
     ours = both(lambda m: ddc.DDCAdam(m.named_parameters(), symmetries=group, lr=LR))
     assert gap(*ours) < 1e-9
     assert gap(*both(lambda m: torch.optim.AdamW(m.parameters(), lr=LR))) > 1e-3
+
+
+def test_both_copies_fine_tune_alike_under_torchs_adamw_if_it_is_held(model, moved, group, batches):
+    def make(copy):
+        optimizer = torch.optim.AdamW(copy.named_parameters(), lr=LR, fused=True)
+        ddc.hold(optimizer, group)
+        return optimizer
+
+    curves = [train(deepcopy(copy), make, batches[:6]) for copy in (model, moved)]
+    assert gap(*curves) < 1e-11
 
 
 def test_the_chart_needs_nothing_but_its_file(tmp_path):

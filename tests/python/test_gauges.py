@@ -8,6 +8,7 @@ import inspect
 import math
 import pickle
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import ddc
@@ -480,6 +481,26 @@ def test_invariants_hold_for_other_optimizers(optimizer: Any) -> None:
     assert report.ok, report
 
 
+def test_invariants_hold_for_muon_where_a_unit_is_dead() -> None:
+    """Rounding of the polar factor would bring it to life, in another direction in every copy."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    batches = [(torch.randn(32, 4).double(), torch.randint(3, (32,))) for _ in range(4)]
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    report = ddc.testing.gauge_invariants(
+        gauges.relu_rescale(model, "0.weight", "2.weight", bias_in="0.bias"),
+        model,
+        loss,
+        batches=batches,
+        optimizer=functools.partial(ddc.DDCMuon, lr=2e-2),
+        steps=4,
+    )
+    assert report.ok, report
+
+
 def test_invariants_see_an_optimizer_that_drifts() -> None:
     """So the optimizer that is asked for is the one that is followed, with its treatment."""
     model = initialised(Mlp())
@@ -490,15 +511,44 @@ def test_invariants_see_an_optimizer_that_drifts() -> None:
     assert {check.identity for check in report.failures} == {"horizontality"}
 
 
-def test_invariants_refuse_a_rule_in_python() -> None:
-    def descent(gradient: Tensor, state: dict[str, Tensor], step: int, lr: float) -> Tensor:
-        return -lr * gradient
+def lion(
+    gradient: Tensor, state: dict[str, Tensor], step: int, lr: float, betas: tuple[float, float]
+) -> Tensor:
+    update = state["exp_avg"].lerp(gradient, 1 - betas[0]).sign_()
+    state["exp_avg"].lerp_(gradient, 1 - betas[1])
+    return update.mul_(-lr)
+
+
+LION = ddc.lifted(lion, init=lambda p: {"exp_avg": torch.zeros_like(p)}, lr=1e-2, betas=(0.9, 0.99))
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_invariants_hold_for_a_rule_in_python(groups: int) -> None:
+    def make(params: Any, *, symmetries: Any) -> ddc.Lifted:
+        named = list(params)
+        split = [named] if groups == 1 else [named[:2], named[2:]]
+        options = [{"lr": 1e-2, "weight_decay": 0.1}, {"lr": 3e-3}]
+        of_groups = [{"params": part, **each} for part, each in zip(split, options, strict=False)]
+        return LION(of_groups, symmetries=symmetries)
 
     model = initialised(Mlp())
+    gauge = of_fc1(gauges.relu_rescale, bias_in="fc1.bias")(model)
+    report = ddc.testing.gauge_invariants(gauge, model, classes_loss, optimizer=make, steps=5)
+    assert report.ok, report
+
+
+def test_invariants_see_a_rule_in_python_that_drifts() -> None:
+    model = initialised(Mlp())
+    gauge = of_fc1(gauges.relu_rescale, bias_in="fc1.bias")(model)
+    report = ddc.testing.gauge_invariants(
+        gauge, model, classes_loss, optimizer=functools.partial(LION, project="never"), steps=5
+    )
+    assert {check.identity for check in report.failures} == {"horizontality"}
+
+
+def test_invariants_refuse_what_is_no_optimizer() -> None:
+    model = initialised(Mlp())
     gauge = gauges.cross_entropy_shift(model, "fc2.bias")
-    own = ddc.lifted(descent, init=lambda _: {}, lr=1e-2)
-    with pytest.raises(TypeError, match="makes a descent, a rule in Python"):
-        ddc.testing.gauge_invariants(gauge, model, classes_loss, optimizer=own)
     with pytest.raises(TypeError, match="must make an optimizer of ddc, made a NoneType"):
         ddc.testing.gauge_invariants(
             gauge,
@@ -606,21 +656,28 @@ def test_two_copies_on_one_orbit_stay_the_same_function(case: str) -> None:
 
     def distance(optimizer: Callable[[nn.Module], torch.optim.Optimizer]) -> float:
         model, image = copy.deepcopy(start), element.apply_(copy.deepcopy(start))
-        train(model, optimizer(model), loss, 50)
-        train(image, optimizer(image), loss, 50)
-        # Where the copy is on the orbit of the other, it differs by the element alone.
-        related = element.apply_(copy.deepcopy(model))
-        return max(
-            ((a - b).norm() / b.norm()).item()
-            for a, b in zip(image.parameters(), related.parameters(), strict=True)
-        )
+        with ExitStack() as original:
+            for each in (model, image):
+                trained = optimizer(each)
+                train(each, trained, loss, 50)
+                if isinstance(trained, ddc.Lifted):
+                    original.enter_context(trained.original())
+            # Where the copy is on the orbit of the other, it differs by the element alone.
+            related = element.apply_(copy.deepcopy(model))
+            return max(
+                ((a - b).norm() / b.norm()).item()
+                for a, b in zip(image.parameters(), related.parameters(), strict=True)
+            )
 
-    lifted = distance(
-        lambda m: ddc.DDCAdam(m.named_parameters(), lr=1e-2, weight_decay=0.01, symmetries=wired)
-    )
-    plain = distance(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.01))
-    assert lifted < 1e-11
-    assert plain > 1e-3
+    options = {"lr": 1e-2, "weight_decay": 0.01}
+    for place in ("canonical", "in_place"):
+        lifted = distance(
+            lambda m, place=place: ddc.DDCAdam(
+                m.named_parameters(), symmetries=wired, placement=place, **options
+            )
+        )
+        assert lifted < 1e-11, place
+    assert distance(lambda m: torch.optim.AdamW(m.parameters(), **options)) > 1e-3
 
 
 # ---- Measures ---------------------------------------------------------------------------------------

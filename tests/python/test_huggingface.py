@@ -150,12 +150,14 @@ def test_no_param_group_is_made_for_nothing(tmp_path):
     assert len(optimizer.param_groups) == 1
 
 
-def test_clipping_is_warned_of(tmp_path, group):
+def test_clipping_is_warned_of_where_it_is_not_invariant(tmp_path, group):
+    clipped, in_place = arguments(tmp_path, max_grad_norm=1.0), {"placement": "in_place"}
     with pytest.warns(UserWarning, match="max_grad_norm=0"):
-        ddc.huggingface.optimizer(tiny(), arguments(tmp_path, max_grad_norm=1.0), group)
+        ddc.huggingface.optimizer(tiny(), clipped, group, **in_place)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ddc.huggingface.optimizer(tiny(), arguments(tmp_path), group)
+        ddc.huggingface.optimizer(tiny(), arguments(tmp_path), group, **in_place)
+        ddc.huggingface.optimizer(tiny(), clipped, group)
 
 
 def test_copies_stay_one_function_in_the_trainer(tmp_path, group):
@@ -242,3 +244,39 @@ def test_a_trainer_logs_the_metrics_of_its_optimizer(tmp_path, group):
     for entry in logged + seen[:3]:
         assert entry["ddc/gauges"] == len(group)
         assert entry["ddc/imbalance"] > 0
+
+
+def held_trainer(model, path, group, **changes):
+    """The Trainer with torch's own AdamW, which it clips, and knows nothing of symmetries."""
+    optimizer = torch.optim.AdamW(model.named_parameters(), lr=1e-2, fused=True)
+    ddc.hold(optimizer, group)
+    return transformers.Trainer(
+        model=model,
+        args=arguments(path, max_grad_norm=0.5, **changes),
+        train_dataset=examples(32),
+        optimizers=(optimizer, None),
+    )
+
+
+def test_a_held_optimizer_in_the_trainer_clips_and_is_blind_to_symmetries(tmp_path, group):
+    model = tiny()
+    moved = group.random_element(seed=5).apply_(deepcopy(model))
+    runs = [
+        held_trainer(copy, tmp_path / name, group) for name, copy in (("a", model), ("b", moved))
+    ]
+    for run in runs:
+        run.train()
+    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-11)
+    norms = [e["grad_norm"] for e in runs[0].state.log_history if "grad_norm" in e]
+    assert max(norms) > 0.5
+    assert distance(model, moved) < 1e-10
+
+
+def test_a_held_optimizer_resumes_in_the_trainer(tmp_path, group):
+    whole = tiny()
+    held_trainer(whole, tmp_path, group).train()
+    resumed = tiny()
+    again = held_trainer(resumed, tmp_path, group)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert again.state.global_step == 10
+    assert distance(whole, resumed) == 0

@@ -25,6 +25,7 @@ SETTINGS = [
     {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95, "nesterov": True, "scale": "original"},
     {"lr": 0.02, "weight_decay": 0.0, "momentum": 0.9, "nesterov": False, "scale": "original"},
     {"lr": 2e-2, "weight_decay": 0.3, "momentum": 0, "nesterov": False, "scale": "match_rms_adamw"},
+    {"lr": 2e-2, "weight_decay": 0.0, "momentum": 0, "nesterov": True, "scale": "original"},
 ]
 
 

@@ -393,7 +393,8 @@ def test_frozen_parameters_stay(case):
 
 @every_case
 def test_a_parameter_without_a_gradient_is_left_alone(case):
-    """Though others of its gauges have one."""
+    """Though others of its gauges have one. (At the canonical place it moves along with them.)"""
+    case = case.in_place()
     model = network()
     optimizer = case.make(model)
     train(model, optimizer, range(2))
@@ -436,6 +437,11 @@ def test_a_model_may_change_its_type_in_training(case, path):
     for number, dtype in enumerate(path):
         model.to(dtype)
         before = weights(model)
+        if case.placed and dtype == torch.bfloat16:
+            with pytest.raises(ValueError, match="needs float32 or float64.*placement = in_place"):
+                train(model, optimizer, range(1))
+            assert same(weights(model), before)
+            return
         train(model, optimizer, range(number, number + 1))
         assert not same(weights(model), before)
         first = optimizer.state[model[0].weight]
@@ -684,8 +690,9 @@ def test_vectors_within_ddc_muon_are_adams():
             other.grad = parameter.grad.clone()
         muon.step()
         adam.step()
-    assert torch.equal(model[1].bias, reference[1].bias)
-    assert torch.equal(model[3].bias, reference[3].bias)
+    # DDCAdam steps many tensors in one pass, which rounds otherwise.
+    torch.testing.assert_close(model[1].bias, reference[1].bias, rtol=1e-14, atol=1e-15)
+    torch.testing.assert_close(model[3].bias, reference[3].bias, rtol=1e-14, atol=1e-15)
     assert not torch.equal(model[1].weight, reference[1].weight)
 
 

@@ -183,7 +183,13 @@ def test_classes_of_the_extension_are_found_where_they_say() -> None:
         assert cls.__doc__ and cls.__doc__.strip()
     private = {name for name in STUB_CLASSES} - {cls.__name__ for cls in public}
     # Each of these has a class of the package over it.
-    assert private == {"AdamWMoments", "Core", "GaugeCoordinates", "SymmetryGroup"}
+    assert private == {
+        "AdamWMoments",
+        "Core",
+        "GaugeCoordinates",
+        "Placement",
+        "SymmetryGroup",
+    }
 
 
 @pytest.mark.parametrize("name", ["audit", "gauges", "measure", "symmetry", "testing"])

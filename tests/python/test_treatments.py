@@ -74,6 +74,8 @@ def steps(optimizer: torch.optim.Optimizer, model: nn.Module, count: int = 4) ->
 
 VALUES = {
     "bind": [False],
+    "heads": ["cut", "whole"],
+    "placement": ["canonical", "in_place"],
     "coordinates": ["folded", "balanced", "standard", "polar"],
     "hold": ["ratio", "unit"],
     "vertical": ["frozen", "sgd", "adam"],
@@ -93,6 +95,7 @@ VALUES = {
     "procrustes": [True],
     "rebalance_above": [0.1],
     "project": ["step", "never"],
+    "every": [1, 3],
     "decay_held": [True],
 }
 
@@ -213,15 +216,15 @@ def test_an_option_goes_before_that_of_a_recipe(found):
 
 @pytest.mark.parametrize("kind", ALL)
 def test_copies_stay_one_function_under_every_optimizer_and_recipe(found, kind):
-    for recipe in ("default", "paper"):
+    for options in ({}, {"placement": "in_place"}, {"recipe": "paper"}):
         first = block()
-        start = kind(first.named_parameters(), symmetries=found, recipe=recipe)
+        start = kind(first.named_parameters(), symmetries=found, **options)
         bound = {gauge.name for gauge in start.report().gauges}
         # Elements of what is bound: of a linear gauge the paper's recipe binds the rotations only.
         common = [g.name for g in found.gauges if g.name in bound and g.action != "linear"]
         second = block()
         found.only(*common).random_element(seed=1, size=0.3).apply_(second)
-        other = kind(second.named_parameters(), symmetries=found, recipe=recipe)
+        other = kind(second.named_parameters(), symmetries=found, **options)
         steps(start, first, 6)
         steps(other, second, 6)
         inputs = torch.randn(3, 5, 6, generator=torch.Generator().manual_seed(3)).double()
@@ -444,9 +447,10 @@ def test_a_rule_in_python_that_returns_no_step_is_an_error():
         optimizer.step()
 
 
-def test_state_is_there_from_the_start_and_updated_in_place(found):
+@pytest.mark.parametrize("placement", ["canonical", "in_place"])
+def test_state_is_there_from_the_start_and_updated_in_place(found, placement):
     model = block()
-    optimizer = ddc.DDCAdam(model.named_parameters(), symmetries=found)
+    optimizer = ddc.DDCAdam(model.named_parameters(), symmetries=found, placement=placement)
     before = {
         (index, key): (value.data_ptr(), value.shape)
         for index, entries in optimizer.state_dict()["state"].items()
@@ -488,7 +492,11 @@ def test_metrics_are_flat_numbers(kind):
     assert all(isinstance(k, str) and type(v) is float for k, v in metrics.items())
     assert metrics["ddc/gauges"] == 4
     assert metrics["ddc/dimension"] == group().dimension
-    assert metrics["ddc/imbalance/relu_rescale"] > 0
+    assert 0 <= metrics["ddc/imbalance/relu_rescale"] < 1e-14  # on the section
+    model = network()
+    in_place = kind(model.named_parameters(), symmetries=group(), placement="in_place")
+    train(model, in_place, range(2))
+    assert in_place.metrics()["ddc/imbalance/relu_rescale"] > 0  # what the last step corrected
     assert not kind(network().parameters()).metrics().get("ddc/imbalance/relu_rescale")
 
 

@@ -30,7 +30,9 @@ def test_a_symmetry_file_of_0_1_0_with_a_treatment_says_what_to_do(tmp_path):
 def test_a_state_dict_of_ddc_adam_0_1_0_is_loaded_and_training_goes_on_as_it_did():
     old = saved("ddc_adam")
     model = network()
-    optimizer = ddc.DDCAdam(model.named_parameters(), symmetries=group(), lr=1e-2)
+    optimizer = ddc.DDCAdam(
+        model.named_parameters(), symmetries=group(), lr=1e-2, placement="in_place"
+    )
     model.load_state_dict(old["model"])
     optimizer.load_state_dict(old["optimizer"])
     for batch in range(3, 6):
@@ -42,11 +44,10 @@ def test_a_state_dict_of_ddc_adam_0_1_0_is_loaded_and_training_goes_on_as_it_did
 
 
 def test_a_state_dict_of_0_1_0_needs_the_treatment_that_0_1_0_had():
-    model = network()
-    named = model.named_parameters()
-    optimizer = ddc.DDCAdam(named, symmetries=group(), coordinates="standard")
-    with pytest.raises(ValueError, match="written by ddc 0.1"):
-        optimizer.load_state_dict(saved("ddc_adam")["optimizer"])
+    for treatment in ({}, {"coordinates": "standard", "placement": "in_place"}):
+        optimizer = ddc.DDCAdam(network().named_parameters(), symmetries=group(), **treatment)
+        with pytest.raises(ValueError, match='written by ddc 0.1.*with placement="in_place"'):
+            optimizer.load_state_dict(saved("ddc_adam")["optimizer"])
 
 
 def test_a_state_dict_of_ddc_muon_0_1_0_says_what_to_do():

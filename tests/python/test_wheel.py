@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -34,21 +35,28 @@ def wheel():
     return wheels[0]
 
 
-def run(*command, **options):
+def run(*command, timeout=600, **options):
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     result = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=600, **options
+        command, env=environment, capture_output=True, text=True, timeout=timeout, **options
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout
 
 
-def test_installs_into_a_fresh_environment_and_works(wheel, tmp_path):
+@pytest.mark.parametrize("with_torch", [pytest.param(True, marks=pytest.mark.long), False])
+def test_installs_into_a_fresh_environment_and_works(wheel, tmp_path, with_torch):
     environment = tmp_path / "environment"
     run(sys.executable, "-m", "venv", str(environment))
     python = environment / "bin" / "python"
-    # The wheel goes with any torch from 2.10 on by what it says, and with this one by what it is.
-    run(str(python), "-m", "pip", "install", "--quiet", str(wheel), f"torch=={TORCH}")
+    install = [str(python), "-m", "pip", "install", "--quiet", str(wheel)]
+    if with_torch:
+        # The wheel goes with any torch from 2.10 on by what it says, and with this one by what it is.
+        run(*install, f"torch=={TORCH}")
+    else:
+        run(*install, "--no-deps")
+        (site,) = environment.glob("lib/python*/site-packages")
+        (site / "torch_of_the_tests.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     where, dimension = run(str(python), "-c", USE, cwd=tmp_path).split()
     assert where.startswith(str(environment))
     assert dimension == "5"
@@ -69,6 +77,32 @@ def test_holds_the_package_and_nothing_else(wheel):
     assert "ddc/py.typed" in names
     assert "ddc/_C.pyi" in names
     assert sum(name.endswith(".so") for name in names) == 1
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sources")
+    build = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    run(sys.executable, "-c", build, str(folder), cwd=ROOT)
+    (archive,) = folder.glob("ddc-*.tar.gz")
+    return archive
+
+
+def test_sources_have_what_a_build_reads_and_nothing_else(sources):
+    with tarfile.open(sources) as archive:
+        names = [name.split("/", 1)[1] for name in archive.getnames()]
+    assert {"pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"} < set(names)
+    folders = {name.split("/")[0] for name in names if "/" in name}
+    assert folders == {"cmake", "include", "python", "src"}
+
+
+@pytest.mark.long
+def test_sources_build_by_themselves(sources, tmp_path):
+    """Without the extension that `make wheel` packs: the library is compiled."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
+    run(*command, "-w", str(tmp_path), str(sources), timeout=3600)
+    (wheel,) = tmp_path.glob("ddc-*.whl")
+    assert sum(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist()) == 1
 
 
 def test_importing_ddc_imports_nothing_heavy():

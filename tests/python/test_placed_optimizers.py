@@ -1,0 +1,198 @@
+"""Lifted optimizers whose weights are trained at their canonical place."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import ddc
+import pytest
+import torch
+from families_support import NAMES, apart, group_of, loss_of, model_of
+from torch import nn
+from torch.optim import Optimizer
+
+CANONICAL = {"placement": "canonical"}
+
+
+def train(name: str, model: nn.Module, optimizer: Optimizer, steps: range) -> list[float]:
+    losses = []
+    for step in steps:
+        loss = loss_of(name, model, step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def related(name: str) -> nn.Module:
+    model = model_of(name)
+    group_of(name).random_element(1, size=0.5).apply_(model)
+    return model
+
+
+def adam(name: str, model: nn.Module, **treatment: object) -> ddc.DDCAdam:
+    return ddc.DDCAdam(
+        model.named_parameters(), lr=1e-2, symmetries=group_of(name), **CANONICAL, **treatment
+    )
+
+
+def difference(first: list[float], second: list[float]) -> float:
+    return max(abs(a - b) / abs(a) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_is_held_adamw(name):
+    one, two = model_of(name), related(name)
+    optimizer = torch.optim.AdamW(one.named_parameters(), lr=1e-2, weight_decay=0.01)
+    ddc.hold(optimizer, group_of(name))
+    lifted = adam(name, two, weight_decay=0.01)
+    curves = [train(name, one, optimizer, range(5)), train(name, two, lifted, range(5))]
+    assert curves[0][0] != curves[0][-1]
+    assert difference(*curves) < 1e-12
+
+
+@pytest.mark.parametrize("kind", [ddc.DDCMuon, ddc.DDCSgd, ddc.DDCSoap])
+def test_copies_of_one_function_train_alike(kind):
+    curves = []
+    for model in (model_of("Llama"), related("Llama")):
+        optimizer = kind(
+            model.named_parameters(), lr=1e-2, symmetries=group_of("Llama"), **CANONICAL
+        )
+        curves.append(train("Llama", model, optimizer, range(10)))
+    assert difference(*curves) < 1e-10
+
+
+@pytest.mark.parametrize("treatment", [{}, {"every": 3}, {"project": {"VO linear": "never"}}])
+@pytest.mark.parametrize("place", ["canonical", "original"])
+@pytest.mark.parametrize("order", ["weights first", "optimizer first"])
+def test_a_checkpoint_goes_on_from_either_place(place, order, treatment):
+    name = "Llama"
+    model = model_of(name)
+    optimizer = adam(name, model, **treatment)
+    train(name, model, optimizer, range(3))
+    if place == "original":
+        with optimizer.original():
+            weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    else:
+        weights, state = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    expected = train(name, model, optimizer, range(3, 6))
+    resumed = model_of(name)
+    if order == "weights first":
+        resumed.load_state_dict(weights)
+    again = adam(name, resumed, **treatment)
+    if order == "optimizer first":
+        resumed.load_state_dict(weights)
+    again.load_state_dict(state)
+    assert difference(expected, train(name, resumed, again, range(3, 6))) < 1e-9
+
+
+def test_original_restores_the_weights_and_refuses_steps():
+    name = "Llama"
+    model, found = model_of(name), model_of(name)
+    optimizer = adam(name, model)
+    assert apart(model, found) > 1e-3
+    with optimizer.original():
+        assert apart(model, found) < 1e-11
+        loss_of(name, model, 0).backward()
+        with pytest.raises(RuntimeError, match="original place"):
+            optimizer.step()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "pickle"])
+def test_copies_go_on_alike(way):
+    name = "Llama"
+    model = model_of(name)
+    optimizer = adam(name, model)
+    train(name, model, optimizer, range(3))
+    pair = (model, optimizer)
+    copied = copy.deepcopy(pair) if way == "deepcopy" else pickle.loads(pickle.dumps(pair))
+    expected = train(name, model, optimizer, range(3, 6))
+    assert train(name, copied[0], copied[1], range(3, 6)) == expected
+
+
+@pytest.mark.parametrize(
+    ("treatment", "message"),
+    [
+        ({"coordinates": "polar"}, "coordinates=polar"),
+        ({"second_moment": "body_frame"}, "second_moment"),
+        ({"hold": "ratio"}, "hold=ratio"),
+        ({"vertical": "adam"}, "vertical"),
+    ],
+)
+def test_what_is_more_than_a_place_is_refused_and_nothing_moved(treatment, message):
+    model = model_of("Llama")
+    before = copy.deepcopy(model)
+    with pytest.raises(ValueError, match=message):
+        adam("Llama", model, **treatment)
+    assert apart(model, before) == 0
+
+
+def test_weights_of_16_bits_are_refused():
+    model = model_of("Llama", torch.bfloat16)
+    with pytest.raises(ValueError, match="float32 or float64"):
+        adam("Llama", model)
+
+
+def test_the_report_says_where_weights_are_and_why_in_place():
+    def made(model: nn.Module, **options: object) -> ddc.DDCAdam:
+        before = copy.deepcopy(model)
+        optimizer = ddc.DDCAdam(model.named_parameters(), symmetries=group_of("Llama"), **options)
+        assert (apart(model, before) == 0) == (optimizer.place == "in_place")
+        assert optimizer.report().place == optimizer.place
+        return optimizer
+
+    default = made(model_of("Llama"))
+    assert default.place == "canonical"
+    assert str(default.report()).endswith("weights at their canonical place\n")
+    asked = made(model_of("Llama"), placement="in_place")
+    assert str(asked.report()).endswith("weights in place\n")
+    half = made(model_of("Llama", torch.bfloat16))
+    assert "needs float32 or float64" in half.report().why_in_place
+    polar = made(model_of("Llama"), coordinates="polar")
+    assert str(polar.report()).endswith("coordinates=polar is no matter of place\n")
+    assert "in place" in polar.param_groups[0]["symmetries"]
+    frozen = model_of("Llama")
+    next(frozen.parameters()).requires_grad_(False)
+    assert "which is frozen" in made(frozen).report().why_in_place
+
+
+def test_the_place_stays_what_it_was_made_to_be():
+    """Freezing and unfreezing happens in the middle of training, and copies are made at any time."""
+    for frozen in (False, True):
+        model = model_of("Llama")
+        first = next(model.parameters())
+        first.requires_grad_(not frozen)
+        optimizer = ddc.DDCAdam(model.named_parameters(), lr=1e-2, symmetries=group_of("Llama"))
+        place = optimizer.place
+        assert place == ("in_place" if frozen else "canonical")
+        train("Llama", model, optimizer, range(2))
+        first.requires_grad_(frozen)
+        for twin, copied in (
+            copy.deepcopy((model, optimizer)),
+            pickle.loads(pickle.dumps((model, optimizer))),
+        ):
+            assert copied.place == place
+            reference, other = copy.deepcopy((model, optimizer))
+            curves = [
+                train("Llama", m, o, range(2, 4)) for m, o in ((twin, copied), (reference, other))
+            ]
+            assert curves[0] == curves[1]
+
+
+def test_clipping_by_the_norm_of_all_gradients_is_invariant():
+    curves = []
+    for model in (model_of("Llama"), related("Llama")):
+        optimizer = ddc.DDCAdam(model.named_parameters(), lr=1e-2, symmetries=group_of("Llama"))
+        losses = []
+        for step in range(5):
+            loss = loss_of("Llama", model, step)
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            losses.append(loss.item())
+        curves.append(losses)
+    assert difference(*curves) < 1e-11
