@@ -125,7 +125,7 @@ def arms_of(base: str) -> dict[str, list[Arm]]:
             lifted("scales and shifts held", SCALES),
             lifted("QK torus and CE shift held", ("QK torus", "CE row shift")),
             lifted("everything held", EVERYTHING),
-            arm("everything bound in place (defaults)", "lifted", EVERYTHING),
+            arm("everything, by default", "lifted", EVERYTHING),
         ]
     else:
         main = [
@@ -142,7 +142,7 @@ def arms_of(base: str) -> dict[str, list[Arm]]:
             lifted("everything held every 10", EVERYTHING, every=10),
             lifted("scales and shifts held", SCALES),
             lifted("scales in standard coordinates, shifts held", SCALES, coordinates="standard"),
-            arm("everything bound in place (defaults)", "lifted", EVERYTHING),
+            arm("everything, by default", "lifted", EVERYTHING),
         ]
     return {"main": main, "other": other}
 
