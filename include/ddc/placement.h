@@ -32,6 +32,9 @@
 namespace ddc {
 
 class Frame;
+namespace kernels {
+struct Edges;
+}
 
 /// Move along orbits: one element for each of several gauges, which act in this order.
 struct Move {
@@ -64,8 +67,10 @@ class Placement {
   /// there is none: for parameters of 16 bits, where factors near one round to one, and for treatments
   /// whose coordinates are more than a place (polar coordinates, frames that follow the weights, gauge
   /// coordinates that move).
+  /// `one_pass`: whoever makes steps opens them (`open_`).
   explicit Placement(const Parameters& params, std::vector<Gauge> gauges,
-                     Treatments treatments = {}, Start start = Start::anywhere);
+                     Treatments treatments = {}, Start start = Start::anywhere,
+                     bool one_pass = false);
   /// Why there is no placement, in words; empty if there is one.
   static std::string refusal(const Parameters& params, const std::vector<Gauge>& gauges,
                              const Treatments& treatments);
@@ -83,6 +88,22 @@ class Placement {
   /// Moves the weights back to the section after a step, along orbits.
   void restore_();
 
+  // A step in one pass over memory. Moves are then found after a step and made on the way into the next
+  // one; in between they are pending.
+
+  /// Before a step, of tensors that have a gradient and can be stepped by a pass; in the parameters' order.
+  /// Returns whether any of it goes in one pass.
+  bool open_(const std::vector<bool>& can_step);
+  /// Whether a tensor is stepped in one pass with its moves: a matrix with edges, a vector (null edges) with
+  /// this gradient.
+  bool is_open(size_t parameter) const;
+  kernels::Edges* edges(size_t parameter);
+  at::Tensor gradient(size_t parameter) const;
+  /// Between the steps of vectors and of matrices.
+  void fold_();
+  /// Makes pending moves now, to weights and to the gradients that are there.
+  void settle_();
+
   const std::vector<Gauge>& gauges() const;
   /// What is remembered: tensors that are updated in place. "original" tells where the weights are.
   std::vector<PlacementState> state();
@@ -96,6 +117,8 @@ class Placement {
 
   /// The coordinate system at the canonical place; for reports and tests of this library.
   const Frame& frame() const;
+  /// Coordinates of all gauges, in their order, with pending moves made.
+  std::vector<at::Tensor> gauge_coordinates() const;
 
  private:
   struct Impl;

@@ -139,7 +139,8 @@ struct Treatment {
   double rebalance_above = 1e-12;
   /// Unset: the step; at the canonical place never for the rotation of a stream.
   std::optional<Projection> project = std::nullopt;
-  /// Unset: 1; at the canonical place 10 for gauges that mix channels.
+  /// Unset: 1; at the canonical place 10 for gauges that mix channels, but for rotary planes that are turned
+  /// back in the pass of a step.
   std::optional<int64_t> every = std::nullopt;
   bool decay_held = false;
 
@@ -165,6 +166,12 @@ class Treatments {
     return *this;
   }
   bool are_placed() const { return placed_; }
+  /// Says that steps are made in one pass over memory, in which rotary planes are turned back for nothing.
+  Treatments& in_one_pass(bool one_pass) {
+    one_pass_ = one_pass;
+    return *this;
+  }
+  bool are_in_one_pass() const { return one_pass_; }
 
   const Treatment& of(const Gauge& gauge) const;
   /// Options that were set for this gauge, by kind or name. What is said for all is meant where it applies;
@@ -184,6 +191,7 @@ class Treatments {
   Treatment all_;
   std::map<std::string, Other> others_;
   bool placed_ = false;
+  bool one_pass_ = false;
 };
 
 /// What differs from the defaults: "coordinates=standard, project=never"; empty if nothing does.

@@ -115,10 +115,6 @@ class PythonOptimizer : public LiftedOptimizer {
                       view.name, "' of shape ", gradient.sizes());
     return displacement.detach().to(gradient.options());
   }
-  std::vector<bool> step_in_place_(
-      const std::vector<InPlaceStep<LiftedParamState, LiftedOptions>>& steps) const override {
-    return std::vector<bool>(steps.size(), false);
-  }
   at::Tensor momentum(const at::Tensor& /*gradient*/, LiftedParamState& /*state*/,
                       const LiftedOptions& /*options*/) const override {
     return {};
@@ -266,6 +262,12 @@ class Core {
     to_original ? optimizer_->to_original_() : optimizer_->to_canonical_();
   }
 
+  void settle(const py::object& state, const py::list& parameters) {
+    pull(state, parameters);
+    const py::gil_scoped_release unlocked;
+    optimizer_->settle_();
+  }
+
  private:
   /// The dictionary of a parameter, or None.
   static py::object entries_of(const py::object& state, const py::handle& parameter) {
@@ -398,6 +400,7 @@ void bind_optimizer(py::module_& module) {
       .def("slots", &Core::slots)
       .def("resume", &Core::resume, py::arg("state"), py::arg("parameters"))
       .def("move", &Core::move, py::arg("state"), py::arg("parameters"), py::arg("to_original"))
+      .def("settle", &Core::settle, py::arg("state"), py::arg("parameters"))
       .def_property_readonly("is_placed",
                              [](const Core& core) { return core.optimizer().is_placed(); })
       .def("symmetries", [](const Core& core) { return core.optimizer().symmetries(); })

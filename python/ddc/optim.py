@@ -215,6 +215,16 @@ class Lifted(Optimizer):
         finally:
             self._refresh().move(self.state, self._parameters(), False)
 
+    def settle(self) -> None:
+        """Make the moves along orbits that the next step would make on its way in.
+
+        A step finds by how much weights have left their canonical place, and the next one brings them
+        back while it reads them: that costs no second pass over memory. In between they are one step's
+        move off; the function is the same. Call this before you compare weights with those of another copy.
+        Gradients that are there go along. Reports, coordinates and :meth:`original` need no call.
+        """
+        self._refresh().settle(self.state, self._parameters())
+
     # torch.compiler.disable would do the same, and import the compiler (2 s) with this module.
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -52,6 +52,12 @@ at::Tensor Frame::gauge_coordinate(size_t k) const {
   return at::where(state.bound & held.alive, held.value + state.log_unit * weight, nan);
 }
 
+Frame Frame::at(const std::function<at::Tensor(size_t)>& tensor) const {
+  auto result = *this;
+  for (size_t t = 0; t < plan_.tensors.size(); ++t) result.plan_.tensors[t].tensor = tensor(t);
+  return result;
+}
+
 int64_t Frame::degenerate_channels(size_t k) const {
   return gauge_states_.at(k).bound.logical_not().sum().item<int64_t>() *
          plan_.gauges[k].gauge.block;

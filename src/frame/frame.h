@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,8 @@ class Frame {
   /// block of a linear gauge; empty for a rotation. NaN in a degenerate stratum.
   at::Tensor gauge_coordinate(size_t gauge) const;
   int64_t degenerate_channels(size_t gauge) const;
+  /// The same of other weights: those that `tensor` gives by place in the plan.
+  Frame at(const std::function<at::Tensor(size_t)>& tensor) const;
 
   /// Lets channels of a scale leave and enter degenerate strata, on the squares of stepped coordinates.
   void update_binding_(const Squares& squares, size_t gauge) {

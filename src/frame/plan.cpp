@@ -76,14 +76,15 @@ bool turns_a_stream(const Gauge& gauge) {
 }
 
 /// Resolves how often a gauge is brought back to where it is held.
-void resolve_horizontality_(const Gauge& gauge, Treatment& treatment) {
+void resolve_horizontality_(const Gauge& gauge, bool one_pass, Treatment& treatment) {
   treatment.placement = treatment.placement.value_or(Place::in_place);
   if (treatment.placement == Place::in_place) {
     TORCH_CHECK_VALUE(treatment.every.value_or(1) == 1, "gauge '", gauge.name,
                       "': every = ", *treatment.every, " needs placement = canonical");
   } else if (!treatment.every) {
     if (!treatment.project && turns_a_stream(gauge)) treatment.project = kProjectionOfStreams;
-    if (gauge.mixes()) treatment.every = kStepsBetweenTurns;
+    const bool in_pass = one_pass && gauge.action == Action::rotation && gauge.block == 2;
+    if (gauge.mixes() && !in_pass) treatment.every = kStepsBetweenTurns;
   }
   treatment.project = treatment.project.value_or(Projection::step);
   treatment.every = treatment.every.value_or(1);
@@ -92,14 +93,14 @@ void resolve_horizontality_(const Gauge& gauge, Treatment& treatment) {
 /// Resolves what the treatment leaves open, and what is said for all gauges but does not apply to this
 /// one. What is said of this one and is impossible is refused.
 void resolve_(GaugePlan& gauge, const std::set<std::string>& said, bool is_seen_through,
-              const Plan& plan) {
+              bool one_pass, const Plan& plan) {
   auto& treatment = gauge.treatment;
   const auto& name = gauge.gauge.name;
   const auto refuse_if = [&](bool impossible, const char* option, const char* why) {
     TORCH_CHECK_VALUE(!impossible || !said.contains(option), "gauge '", name, "': option ", option,
                       " is ", why);
   };
-  resolve_horizontality_(gauge.gauge, treatment);
+  resolve_horizontality_(gauge.gauge, one_pass, treatment);
   const bool is_scale = gauge.is_scale();
   refuse_if(!is_scale && treatment.coordinates.has_value(), "coordinates", "for scale gauges");
   refuse_if(!is_scale && treatment.hold.has_value(), "hold", "for scale gauges");
@@ -480,7 +481,8 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
   }
   for (auto& gauge : plan.gauges) {
     const bool is_seen_through = !plan.tensors[gauge.legs.front().tensor].read_by.empty();
-    resolve_(gauge, treatments.specific(gauge.gauge), is_seen_through, plan);
+    resolve_(gauge, treatments.specific(gauge.gauge), is_seen_through, treatments.are_in_one_pass(),
+             plan);
   }
   check_sharing(plan);
   choose_hold_(plan);

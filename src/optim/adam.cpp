@@ -5,8 +5,7 @@
 #include <cmath>
 
 #include "gauge/block_map.h"
-#include "kernels/kernels.h"
-#include "kernels/tensors.h"
+#include "kernels/pass.h"
 
 namespace ddc {
 namespace {
@@ -135,49 +134,20 @@ at::Tensor AdamRule::step(const at::Tensor& gradient, int64_t step, const Tensor
   return displacement;
 }
 
-std::vector<bool> AdamRule::step_in_place_(const std::vector<InPlaceStep<State, Options>>& steps) {
-  std::vector<bool> done;
-  std::vector<int64_t> counts;
-  std::vector<kernels::AdamConstants> constants;
-  for (const auto& [weights, gradient, step, state, options] : steps) {
-    const auto is_like_weights = [&weights = weights](const at::Tensor& tensor) {
-      return kernels::fits(tensor) && tensor.scalar_type() == weights.scalar_type() &&
-             tensor.strides() == weights.strides();
-    };
-    done.push_back(is_like_weights(weights) && is_like_weights(gradient) &&
-                   state->exp_avg_sq.defined() && state->head_sq.empty() &&
-                   is_like_weights(state->exp_avg) && is_like_weights(state->exp_avg_sq));
-    counts.push_back(done.back() ? weights.numel() : 0);
-    const auto t = static_cast<double>(step);
-    constants.push_back({.lr = options->lr,
-                         .beta1 = options->beta1,
-                         .beta2 = options->beta2,
-                         .eps = options->eps,
-                         .weight_decay = options->weight_decay,
-                         .maximize = options->maximize,
-                         .correction1 = 1 - std::pow(options->beta1, t),
-                         .correction2 = 1 - std::pow(options->beta2, t)});
-  }
-  const auto piece = [&](size_t i, int64_t begin, int64_t end, auto zero) {
-    using T = decltype(zero);
-    const auto& state = *steps[i].state;
-    kernels::adam_(kernels::AdamTensor<T>{steps[i].weights.mutable_data_ptr<T>(),
-                                          steps[i].gradient.const_data_ptr<T>(),
-                                          state.exp_avg.mutable_data_ptr<T>(),
-                                          state.exp_avg_sq.mutable_data_ptr<T>()},
-                   begin, end, constants[i]);
-  };
-  kernels::in_pieces(counts, [&](size_t i, int64_t begin, int64_t end) {
-    if (steps[i].weights.scalar_type() == at::kFloat) {
-      piece(i, begin, end, float{});
-    } else {
-      piece(i, begin, end, double{});
-    }
-  });
-  for (size_t i = 0; i < steps.size(); ++i) {
-    if (done[i]) steps[i].weights.unsafeGetTensorImpl()->bump_version();
-  }
-  return done;
+bool AdamRule::in_place(const State& state, int64_t step, const Options& options,
+                        kernels::PassEntry& entry) {
+  if (!state.exp_avg_sq.defined() || !state.head_sq.empty()) return false;
+  entry.state = {state.exp_avg, state.exp_avg_sq};
+  const auto t = static_cast<double>(step);
+  entry.constants = kernels::AdamConstants{.lr = options.lr,
+                                           .beta1 = options.beta1,
+                                           .beta2 = options.beta2,
+                                           .eps = options.eps,
+                                           .weight_decay = options.weight_decay,
+                                           .maximize = options.maximize,
+                                           .correction1 = 1 - std::pow(options.beta1, t),
+                                           .correction2 = 1 - std::pow(options.beta2, t)};
+  return true;
 }
 
 void AdamRule::change_basis(State& moments, const BasisChange& change) {

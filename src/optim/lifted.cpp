@@ -12,6 +12,7 @@
 
 #include "ddc/placement.h"
 #include "frame/frame.h"
+#include "kernels/pass.h"
 #include "kernels/tensors.h"
 
 namespace ddc {
@@ -155,7 +156,9 @@ void LiftedOptimizer::bind_(const std::vector<GroupedParameter>& parameters) {
     for (const auto& [name, tensor] : start == Start::anywhere ? table : Parameters()) {
       if (moved.contains(name)) found_.add(name, tensor.detach().clone());
     }
-    placement_ = std::make_unique<Placement>(table, gauges_, treatments_, start);
+    placement_ = std::make_unique<Placement>(table, gauges_,
+                                             Treatments(treatments_).in_one_pass(abilities().in_place),
+                                             start, abilities().in_place);
   }
   versions_ = versions();
 }
@@ -166,6 +169,17 @@ void LiftedOptimizer::to_original_() {
   if (!placement_) return;
   placement_->to_original_();
   versions_ = versions();
+}
+
+void LiftedOptimizer::settle_() {
+  if (!placement_ || placement_->is_original()) return;
+  placement_->settle_();
+  versions_ = versions();
+}
+
+bool LiftedOptimizer::in_place(LiftedParamState& /*state*/, const LiftedOptions& /*options*/,
+                               kernels::PassEntry& /*entry*/) const {
+  return false;
 }
 
 void LiftedOptimizer::to_canonical_() {
@@ -403,23 +417,52 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
 
 void LiftedOptimizer::step_plain_(const std::vector<size_t>& tensors,
                                   const std::vector<StepSettings>& settings) {
-  std::vector<InPlaceStep<LiftedParamState, LiftedOptions>> steps;
-  for (const size_t t : tensors) {
-    const auto& tensor = frame_->plan().tensors[t];
-    auto& state = state_of(t);
-    ++state.step;
-    steps.push_back({tensor.tensor.detach(), tensor.tensor.grad(), state.step.get(), &state,
-                     &options_of(tensor.param_group)});
-  }
-  const auto done = step_in_place_(steps);
+  const auto& plan = frame_->plan();
+  std::vector<kernels::PassEntry> entries(tensors.size());
+  std::vector<bool> in_pass(plan.tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
-    if (done[i]) continue;
-    const auto& own = settings[tensors[i]];
-    const auto type = frame_->plan().tensors[tensors[i]].compute_type();
-    auto gradient = steps[i].gradient.to(type);
+    const auto& tensor = plan.tensors[tensors[i]];
+    auto& state = state_of(tensors[i]);
+    ++state.step;
+    entries[i].weights = tensor.tensor;
+    entries[i].gradient = tensor.tensor.grad();
+    in_pass[tensors[i]] =
+        in_place(state, options_of(tensor.param_group), entries[i]) && entries[i].fits();
+  }
+  if (placement_ && placement_->open_(in_pass)) {
+    // What gauges do to matrices on their way out is known when vectors have been stepped.
+    std::vector<kernels::PassEntry> vectors;
+    std::vector<kernels::PassEntry> matrices;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (!in_pass[tensors[i]]) continue;
+      const bool is_open = placement_->is_open(tensors[i]);
+      if (is_open) entries[i].edges = placement_->edges(tensors[i]);
+      if (is_open && entries[i].edges == nullptr) {
+        entries[i].gradient = placement_->gradient(tensors[i]);
+        vectors.push_back(entries[i]);
+      } else {
+        matrices.push_back(entries[i]);
+      }
+    }
+    kernels::run(vectors);
+    placement_->fold_();
+    kernels::run(matrices);
+  } else {
+    std::vector<kernels::PassEntry> pass;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (in_pass[tensors[i]]) pass.push_back(std::move(entries[i]));
+    }
+    kernels::run(pass);
+  }
+  for (const size_t t : tensors) {
+    if (in_pass[t]) continue;
+    const auto& tensor = plan.tensors[t];
+    const auto& own = settings[t];
+    const auto type = tensor.compute_type();
+    auto gradient = tensor.tensor.grad().to(type);
     if (own.maximize) gradient = gradient.neg();
-    const auto step = rule(gradient, view_of(tensors[i]), *steps[i].state, *steps[i].options);
-    auto& weights = steps[i].weights;
+    const auto step = rule(gradient, view_of(t), state_of(t), options_of(tensor.param_group));
+    auto weights = tensor.tensor.detach();
     auto x = weights.to(type);
     if (own.weight_decay != 0) x.mul_(1 - own.lr * own.weight_decay);
     x.add_(step);
@@ -470,12 +513,13 @@ Treatment LiftedOptimizer::treatment(const std::string& gauge) const {
 
 at::Tensor LiftedOptimizer::gauge_coordinate(const std::string& gauge) const {
   for (size_t k = 0; k < gauges_.size(); ++k) {
-    if (gauges_[k].name == gauge) return frame().gauge_coordinate(k);
+    if (gauges_[k].name == gauge) return gauge_coordinates()[k];
   }
   TORCH_CHECK_VALUE(false, "no gauge is called '", gauge, "'");
 }
 
 std::vector<at::Tensor> LiftedOptimizer::gauge_coordinates() const {
+  if (placement_) return placement_->gauge_coordinates();
   std::vector<at::Tensor> result;
   for (size_t k = 0; k < gauges_.size(); ++k) {
     result.push_back(frame().gauge_coordinate(k).clone());

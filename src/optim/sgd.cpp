@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "kernels/pass.h"
+
 namespace ddc {
 
 OptionList SgdOptions::options() {
@@ -37,6 +39,22 @@ at::Tensor SgdRule::step(const at::Tensor& gradient, int64_t step, const TensorV
   }
   if (!options.nesterov) return buffer * -options.lr;
   return gradient.add(buffer, options.momentum).mul_(-options.lr);
+}
+
+bool SgdRule::in_place(const State& state, int64_t step, const Options& options,
+                       kernels::PassEntry& entry) {
+  if (options.momentum > 0) {
+    if (!state.momentum_buffer.defined()) return false;
+    entry.state = {state.momentum_buffer};
+  }
+  entry.constants = kernels::SgdConstants{.lr = options.lr,
+                                          .momentum = options.momentum,
+                                          .dampening = options.dampening,
+                                          .weight_decay = options.weight_decay,
+                                          .nesterov = options.nesterov,
+                                          .maximize = options.maximize,
+                                          .first = step == 1};
+  return true;
 }
 
 void SgdRule::change_basis(State& state, const BasisChange& change) {

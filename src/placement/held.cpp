@@ -41,10 +41,11 @@ void Held::Sides::add_(const BoundLeg& leg, const at::Tensor& value) {
   side = side.defined() ? side + value : value;
 }
 
-Held::Held(Frame frame) : frame_(std::move(frame)), count_(at::zeros({}, at::kLong)) {
+Held::Held(Frame frame, bool one_pass)
+    : frame_(std::move(frame)), count_(at::zeros({}, at::kLong)), one_pass_(one_pass) {
   find_sets_();
   refresh_();
-  anchor_();
+  anchor_(/*all=*/true);
 }
 
 /// A gauge that is placed and not held ties nothing together: a rotation of the residual stream would tie all.
@@ -92,14 +93,34 @@ void Held::find_sets_() {
     }
   }
   for (auto& entry : sets) {
-    entry.second.scales = Scales::make(plan, entry.second.gauges);
+    entry.second.deferred = Deferred::make(plan, entry.second.gauges, entry.second.exchanges,
+                                           /*planes=*/one_pass_ && !entry.second.overlapping);
     sets_.push_back(std::move(entry.second));
   }
+  deferred_of_.assign(plan.tensors.size(), nullptr);
+  open_of_ = deferred_of_;
+  for (auto& set : sets_) {
+    if (!one_pass_ || !set.deferred || !set.deferred->can_step() || !set.deferred->fits()) continue;
+    set.deferred->make_published_();
+    for (const size_t t : set.deferred->tensors()) deferred_of_[t] = &*set.deferred;
+  }
+}
+
+std::vector<std::pair<size_t, at::Tensor*>> Held::pending() {
+  std::vector<std::pair<size_t, at::Tensor*>> result;
+  for (auto& set : sets_) {
+    if (!set.deferred) continue;
+    for (auto& [tensor, moves] : set.deferred->published()) result.emplace_back(tensor, &moves);
+  }
+  return result;
 }
 
 void Held::refresh_() {
   for (const auto& tensor : frame_.plan().tensors) {
     if (tensor.through) gains_[tensor.through->gain] = value(tensor.through->gain).clone();
+  }
+  for (auto& set : sets_) {
+    if (set.deferred) set.deferred->resume_();
   }
   degenerate_.clear();
   for (const auto& state : frame_.gauge_states()) {
@@ -110,16 +131,28 @@ void Held::refresh_() {
 bool Held::is_held(size_t k) const { return !frame_.plan().gauges[k].projects(Projection::never); }
 
 bool Held::is_due(size_t k) const {
-  return is_held(k) && count_.item<int64_t>() % *frame_.plan().gauges[k].treatment.every == 0;
+  const int64_t step = *count_.const_data_ptr<int64_t>() + 1;
+  return is_held(k) && step % *frame_.plan().gauges[k].treatment.every == 0;
+}
+
+bool Held::is_degenerate(const Set& set) const {
+  return std::ranges::any_of(set.gauges, [&](size_t k) {
+    return frame_.plan().gauges[k].is_scale() && degenerate_[k];
+  });
+}
+
+bool Held::turns_in_pass(size_t k) const {
+  const auto* deferred = deferred_of_[frame_.plan().gauges[k].legs.front().tensor];
+  return deferred != nullptr && deferred->turns(k);
 }
 
 bool Held::turns(size_t k) const { return frame_.plan().gauges[k].gauge.mixes() && is_held(k); }
 
-void Held::anchor_() {
+void Held::anchor_(bool all) {
   const auto& plan = frame_.plan();
   for (auto& [t, gain] : gains_) gain.copy_(value(t));
   for (size_t k = 0; k < plan.gauges.size(); ++k) {
-    if (!turns(k) || !is_due(k)) continue;
+    if (!turns(k) || turns_in_pass(k) || !(all || is_due(k))) continue;
     for (const auto& leg : plan.gauges[k].legs) {
       auto& anchor = anchors_[{leg.tensor, *plan.gauges[k].treatment.every}];
       const auto weights = plan.tensors[leg.tensor].tensor.detach();
@@ -134,7 +167,8 @@ void Held::anchor_() {
 
 at::Tensor Held::value(size_t t) const {
   const auto& tensor = frame_.plan().tensors[t];
-  const auto weights = tensor.tensor.detach();
+  const auto weights =
+      deferred_of_[t] == nullptr ? tensor.tensor.detach() : deferred_of_[t]->settled(t);
   return tensor.offset == 0 ? weights : weights + tensor.offset;
 }
 
@@ -273,7 +307,10 @@ Held::Sides Held::turned(size_t k) const {
   const auto& gauge = frame_.plan().gauges[k];
   Sides sides;
   for (const auto& leg : gauge.legs) {
-    auto before = anchors_.at({leg.tensor, *gauge.treatment.every});
+    const auto once = before_.find(leg.tensor);
+    auto before = once != before_.end() && turns_in_pass(k)
+                      ? once->second
+                      : anchors_.at({leg.tensor, *gauge.treatment.every});
     if (const auto gain = gain_before(leg.tensor, before); gain.defined()) before = before * gain;
     const auto product = leg.blocks->take(before).matmul(leg.blocks->take(seen(leg.tensor)).mT());
     sides.add_(leg, product.to(at::kDouble));
@@ -333,14 +370,120 @@ void Held::multiply_(size_t k, const at::Tensor& factor) {
   }
 }
 
+bool Held::is_open() const {
+  return std::ranges::any_of(sets_, [](const Set& set) { return set.open; });
+}
+
+void Held::open_(const std::vector<bool>& can_step) {
+  const at::NoGradGuard no_grad;
+  std::ranges::fill(open_of_, nullptr);
+  before_.clear();
+  for (auto& set : sets_) {
+    if (!set.deferred || deferred_of_[set.deferred->tensors().front()] == nullptr) continue;
+    const auto tensors = set.deferred->tensors();
+    set.open = !is_degenerate(set) && set.deferred->fits() && set.deferred->gains_are_one() &&
+               std::ranges::all_of(tensors, [&](size_t t) { return can_step[t]; });
+    if (set.open) {
+      set.deferred->open_();
+      for (const size_t t : tensors) open_of_[t] = &*set.deferred;
+      continue;
+    }
+    set.deferred->settle_(/*gradients=*/true);
+    for (const size_t k : set.gauges) {
+      if (!turns_in_pass(k)) continue;
+      for (const auto& leg : frame_.plan().gauges[k].legs) {
+        before_[leg.tensor] = frame_.plan().tensors[leg.tensor].tensor.detach().clone();
+      }
+    }
+  }
+}
+
+void Held::fold_() {
+  for (auto& set : sets_) {
+    if (set.open) set.deferred->fold_(frame_.gauge_states(), [&](size_t k) { return is_due(k); });
+  }
+}
+
+void Held::settle_() {
+  const at::NoGradGuard no_grad;
+  for (auto& set : sets_) {
+    if (!set.deferred) continue;
+    set.deferred->settle_(/*gradients=*/true);
+    set.deferred->publish_();
+  }
+}
+
+Frame Held::settled() const {
+  return frame_.at([&](size_t t) {
+    return deferred_of_[t] == nullptr ? frame_.plan().tensors[t].tensor
+                                      : deferred_of_[t]->settled(t);
+  });
+}
+
 void Held::restore_() {
+  kernels::one_by_one(sets_.size(), [&](size_t i) {
+    auto& set = sets_[i];
+    const at::NoGradGuard no_grad;
+    if (std::exchange(set.open, false)) {
+      close_(set);
+    } else {
+      restore_(set);
+    }
+    if (set.deferred) set.deferred->publish_();
+  });
+  std::ranges::fill(open_of_, nullptr);
+  before_.clear();
+  anchor_(/*all=*/false);
   count_.add_(1);
-  kernels::one_by_one(sets_.size(), [&](size_t i) { restore_(sets_[i]); });
-  anchor_();
+}
+
+void Held::close_(Set& set) {
+  const auto due = [&](size_t k) { return is_due(k); };
+  auto& deferred = *set.deferred;
+  deferred.close_(frame_.gauge_states(), due, [&](size_t k) { empty_(k); });
+  std::vector<size_t> mixing;
+  for (const size_t k : set.gauges) {
+    if (turns(k) && is_due(k) && !turns_in_pass(k)) mixing.push_back(k);
+  }
+  if (mixing.empty()) return;
+  deferred.settle_(/*gradients=*/false);
+  mix_(set, mixing, [&](bool first) {
+    if (first) return 0.0;
+    double moved = 0;
+    for (const bool is_folded : {true, false}) {
+      std::vector<size_t> scales;
+      for (const size_t k : set.gauges) {
+        const auto& gauge = frame_.plan().gauges[k];
+        if (gauge.is_scale() && is_due(k) && gauge.is_folded() == is_folded) scales.push_back(k);
+      }
+      moved = std::max(moved, deferred.collect_(scales, frame_.gauge_states()));
+    }
+    deferred.settle_(/*gradients=*/false);
+    return moved;
+  });
+}
+
+/// Two that turn both axes of a tensor disturb each other, and scales.
+void Held::mix_(Set& set, const std::vector<size_t>& mixing,
+                const std::function<double(bool first)>& scale) {
+  const auto& plan = frame_.plan();
+  const bool overlap = set.overlapping && mixing.size() > 1;
+  // Chains of scales alone are swept until nothing moves.
+  const bool chain = set.coupled && mixing.empty();
+  const double rounding = is_double(plan, set.gauges) ? sweeps::kTolerance : kFloatTolerance;
+  const int least = set.coupled ? kSweeps : overlap ? kTurns : 1;
+  const int most = chain ? sweeps::kMostPerStep : least;
+  double moved = 0;
+  for (int sweep = 0; sweep < least || (sweep < most && moved > rounding); ++sweep) {
+    moved = scale(sweep == 0);
+    for (const size_t k : mixing) {
+      const bool turns = sweep == 0 || (overlap && sweep < kTurns);
+      if (turns || plan.gauges[k].is_linear()) balance_(k, turns ? turned(k) : Sides());
+    }
+  }
 }
 
 void Held::restore_(Set& set) {
-  const at::NoGradGuard no_grad;
   const auto& plan = frame_.plan();
   std::vector<size_t> folded;
   std::vector<size_t> balanced;
@@ -356,46 +499,40 @@ void Held::restore_(Set& set) {
   for (const size_t k : set.exchanges) {
     if (is_due(k)) empty_(k);
   }
-  const bool degenerate = std::any_of(set.gauges.begin(), set.gauges.end(), [&](size_t k) {
-    return plan.gauges[k].is_scale() && degenerate_[k];
-  });
-  auto* fast = !degenerate && set.scales && set.scales->fits() ? &*set.scales : nullptr;
+  auto* loops =
+      !is_degenerate(set) && set.deferred && set.deferred->fits() ? &*set.deferred : nullptr;
   // How far the last sweep moved anything; on an accelerator the host does not look.
-  double moved = 0;
   const auto scale = [&](const std::vector<size_t>& gauges) {
-    if (fast != nullptr) {
-      moved = std::max(moved, fast->collect_(gauges, frame_.gauge_states()));
-      return;
+    double moved = 0;
+    if (loops != nullptr) {
+      moved = loops->collect_(gauges, frame_.gauge_states());
+    } else {
+      for (const auto& move : scale_(gauges)) {
+        if (move.is_cpu()) moved = std::max(moved, move.abs().max().item<double>());
+      }
     }
-    for (const auto& move : scale_(gauges)) {
-      if (move.is_cpu()) moved = std::max(moved, move.abs().max().item<double>());
-    }
+    return moved;
   };
   // All others read and write the weights themselves.
-  const auto write = [&](const std::vector<size_t>& others) {
-    if (fast != nullptr && !others.empty()) fast->write_();
+  const auto write = [&] {
+    if (loops != nullptr) loops->settle_(/*gradients=*/false);
   };
-  scale(folded);
-  write(shifts);
-  for (const size_t k : shifts) centre_(k);
-  // Two that turn both axes of a tensor disturb each other.
-  const bool overlap = set.overlapping && mixing.size() > 1;
-  // Chains of scales alone are swept until nothing moves.
-  const bool chain = set.coupled && mixing.empty();
-  const double rounding = is_double(plan, set.gauges) ? sweeps::kTolerance : kFloatTolerance;
-  const int least = set.coupled ? kSweeps : overlap ? kTurns : 1;
-  const int most = chain ? sweeps::kMostPerStep : least;
-  for (int sweep = 0; sweep < least || (sweep < most && moved > rounding); ++sweep) {
-    moved = 0;
-    if (sweep > 0) scale(folded);
-    scale(balanced);
-    write(mixing);
-    for (const size_t k : mixing) {
-      const bool turns = sweep == 0 || (overlap && sweep < kTurns);
-      if (turns || plan.gauges[k].is_linear()) balance_(k, turns ? turned(k) : Sides());
-    }
+  const bool at_once = loops != nullptr && loops->is_complete();
+  if (at_once) {
+    loops->find_(frame_.gauge_states(), [&](size_t k) { return is_due(k); });
+    if (mixing.empty()) return write();
+  } else {
+    scale(folded);
+    if (!shifts.empty()) write();
+    for (const size_t k : shifts) centre_(k);
   }
-  if (fast != nullptr) fast->write_();
+  mix_(set, mixing, [&](bool first) {
+    if (!first) scale(folded);
+    const double moved = first && at_once ? 0 : scale(balanced);
+    if (!mixing.empty()) write();
+    return moved;
+  });
+  write();
 }
 
 double Held::distance(size_t k) const {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -8,7 +9,7 @@
 
 #include "ddc/placement.h"
 #include "frame/frame.h"
-#include "placement/scales.h"
+#include "placement/deferred.h"
 
 // Weights at their canonical place as a step sees them: no coordinates, no units, no frames. Everything
 // is a small move along an orbit, measured on the weights and applied to them.
@@ -18,16 +19,36 @@ namespace ddc {
 /// The section of every gauge, and the moves that bring weights back to it.
 class Held {
  public:
-  /// `frame` is bound to weights at their canonical place.
-  explicit Held(Frame frame);
+  /// `frame` is bound to weights at their canonical place. `one_pass`: whoever steps them calls `open_`,
+  /// and may leave moves pending.
+  Held(Frame frame, bool one_pass);
 
+  // A step in one pass: of the sets of gauges whose tensors all have a gradient and can be stepped so.
+  // Elsewhere pending moves are made before the step, and `restore_` makes its own after it.
+
+  void open_(const std::vector<bool>& can_step);
+  bool is_open(size_t tensor) const { return open_of_[tensor] != nullptr; }
+  bool is_open() const;
+  /// What a matrix goes through; null for vectors, whose gradient is given here.
+  kernels::Edges* edges(size_t tensor) { return open_of_[tensor]->edges(tensor); }
+  at::Tensor gradient(size_t tensor) const { return open_of_[tensor]->gradient(tensor); }
+  /// Vectors have been stepped, matrices not yet.
+  void fold_();
+
+  /// Brings the weights back after a step, or finds what does: then that is pending.
   void restore_();
+  /// Makes what is pending, also to gradients.
+  void settle_();
+  /// The coordinate system with pending moves made.
+  Frame settled() const;
   /// By how much weights miss the section of a gauge.
   double distance(size_t gauge) const;
-  /// Weights as they are now are the anchors from here on.
-  void anchor_();
-  /// What depends on state alone.
+  /// Weights as they are now are the anchors from here on, of gauges that have been turned back or of all.
+  void anchor_(bool all);
+  /// What depends on state alone, which was loaded.
   void refresh_();
+  /// Pending moves, by place in the plan.
+  std::vector<std::pair<size_t, at::Tensor*>> pending();
 
   Frame& frame() { return frame_; }
   const Frame& frame() const { return frame_; }
@@ -45,8 +66,10 @@ class Held {
     bool coupled = false;
     /// Several of them turn one tensor.
     bool overlapping = false;
-    /// The scale gauges, where plain loops will do.
-    std::optional<Scales> scales;
+    /// Where plain loops will do: scales, and with them what else they can.
+    std::optional<Deferred> deferred;
+    /// A step is under way in one pass.
+    bool open = false;
   };
   /// Sums over a gauge's plus and minus side, [blocks, block, block].
   struct Sides {
@@ -56,8 +79,13 @@ class Held {
   };
 
   bool is_held(size_t gauge) const;
+  /// Whether the step under way brings the gauge back.
   bool is_due(size_t gauge) const;
   bool turns(size_t gauge) const;
+  /// Whether a channel of a scale among them is in a degenerate stratum.
+  bool is_degenerate(const Set& set) const;
+  /// Whether a pass turns the gauge, which then needs no anchors.
+  bool turns_in_pass(size_t gauge) const;
 
   /// The values that a gauge acts on: with offset, and seen through a gain.
   at::Tensor value(size_t tensor) const;
@@ -66,7 +94,11 @@ class Held {
   void write_seen_(size_t gauge, size_t leg, const at::Tensor& seen);
 
   void find_sets_();
+  void close_(Set& set);
   void restore_(Set& set);
+  /// Turns and balances what mixes channels. `scale` brings scales back that this disturbs.
+  void mix_(Set& set, const std::vector<size_t>& mixing,
+            const std::function<double(bool first)>& scale);
   void empty_(size_t gauge);
   void centre_(size_t gauge);
   /// Returns the logs of the moves.
@@ -91,7 +123,13 @@ class Held {
   std::map<size_t, at::Tensor> gains_;
   /// Per gauge: some of its channels are in a degenerate stratum, and may leave it.
   std::vector<bool> degenerate_;
+  bool one_pass_;
   std::vector<Set> sets_;
+  /// Per tensor: where its moves may be pending; and the same while a step is under way in one pass.
+  std::vector<Deferred*> deferred_of_;
+  std::vector<Deferred*> open_of_;
+  /// Of planes whose step is not made in one pass, weights before it.
+  std::map<size_t, at::Tensor> before_;
 };
 
 }  // namespace ddc

@@ -156,7 +156,7 @@ void Placement::Impl::place_(const Frame& start, const Parameters& copies) {
 }
 
 Placement::Placement(const Parameters& params, std::vector<Gauge> gauges, Treatments treatments,
-                     Start start)
+                     Start start, bool one_pass)
     : impl_(std::make_unique<Impl>()) {
   const at::NoGradGuard no_grad;
   const auto why_not = refusal(params, gauges, treatments);
@@ -174,7 +174,7 @@ Placement::Placement(const Parameters& params, std::vector<Gauge> gauges, Treatm
     return frame;
   };
   if (start == Start::canonical) {
-    own.held = std::make_unique<Held>(frame_at(params));
+    own.held = std::make_unique<Held>(frame_at(params), one_pass);
     own.find_order(own.held->frame().plan());
     for (size_t k = 0; k < own.gauges.size(); ++k) {
       own.elements[k] =
@@ -187,7 +187,7 @@ Placement::Placement(const Parameters& params, std::vector<Gauge> gauges, Treatm
   own.find_order(found.plan());
   own.place_(found, copies);
   write_(copies, params);
-  own.held = std::make_unique<Held>(frame_at(params));
+  own.held = std::make_unique<Held>(frame_at(params), one_pass);
   // Where the section is, and which channels are on it, was read off in float64.
   for (size_t k = 0; k < own.gauges.size(); ++k) {
     auto& state = own.held->frame().gauge_states()[k];
@@ -213,6 +213,7 @@ Move Placement::to_original() const {
 
 void Placement::to_original_() {
   if (is_original()) return;
+  settle_();
   to_original().apply_(impl_->params);
   impl_->original.fill_(true);
 }
@@ -231,6 +232,16 @@ void Placement::restore_() {
   impl_->held->restore_();
 }
 
+bool Placement::open_(const std::vector<bool>& can_step) {
+  impl_->held->open_(can_step);
+  return impl_->held->is_open();
+}
+bool Placement::is_open(size_t parameter) const { return impl_->held->is_open(parameter); }
+kernels::Edges* Placement::edges(size_t parameter) { return impl_->held->edges(parameter); }
+at::Tensor Placement::gradient(size_t parameter) const { return impl_->held->gradient(parameter); }
+void Placement::fold_() { impl_->held->fold_(); }
+void Placement::settle_() { impl_->held->settle_(); }
+
 const std::vector<Gauge>& Placement::gauges() const { return impl_->gauges; }
 
 std::vector<PlacementState> Placement::state() {
@@ -246,6 +257,10 @@ std::vector<PlacementState> Placement::state() {
     result.push_back({name, "bound", &held.bound});
     result.push_back({name, "known", &held.known});
     if (held.target.defined()) result.push_back({name, "target", &held.target});
+  }
+  for (const auto& [place, moves] : impl_->held->pending()) {
+    const auto& tensor = impl_->held->frame().plan().tensors[place].name;
+    result.push_back({first, "pending." + tensor, moves});
   }
   for (auto& [key, anchor] : impl_->held->anchors()) {
     const auto& tensor = impl_->held->frame().plan().tensors[key.first].name;
@@ -272,5 +287,12 @@ double Placement::distance_to_section() const {
 }
 
 const Frame& Placement::frame() const { return impl_->held->frame(); }
+
+std::vector<at::Tensor> Placement::gauge_coordinates() const {
+  const auto settled = impl_->held->settled();
+  std::vector<at::Tensor> result;
+  for (size_t k = 0; k < impl_->gauges.size(); ++k) result.push_back(settled.gauge_coordinate(k));
+  return result;
+}
 
 }  // namespace ddc

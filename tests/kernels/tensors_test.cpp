@@ -7,9 +7,11 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "ddc/optim/adam.h"
+#include "kernels/pass.h"
 
 namespace ddc::tests {
 namespace {
@@ -149,16 +151,18 @@ TEST(AdamKernel, IsTorchsFusedAdamW) {
         second.push_back(at::zeros_like(each));
       }
       for (int64_t step = 1; step <= 5; ++step) {
-        std::vector<InPlaceStep<AdamMoments, AdamOptions>> steps;
+        std::vector<kernels::PassEntry> pass;
         std::vector<at::Tensor> gradients;
         for (size_t i = 0; i < weights.size(); ++i) {
           auto gradient = at::empty_like(weights[i]);
           gradient.copy_(random(weights[i].sizes(), type, 100 * step + i));
           if (step == 3) gradient.mul_(1e-30);  // denormal squares
           gradients.push_back(gradient);
-          steps.push_back({weights[i], gradient, step, &moments[i], &options});
+          pass.push_back({weights[i], gradient, {}, {}});
+          EXPECT_TRUE(AdamRule::in_place(moments[i], step, options, pass.back()));
+          EXPECT_TRUE(pass.back().fits());
         }
-        for (const bool done : AdamRule::step_in_place_(steps)) EXPECT_TRUE(done);
+        kernels::run(pass);
         const std::vector<at::Tensor> counts(weights.size(),
                                              at::full({}, static_cast<double>(step), at::kFloat));
         at::_fused_adamw_(expected, gradients, first, second, {}, counts, options.lr, options.beta1,
@@ -178,25 +182,178 @@ TEST(AdamKernel, IsTorchsFusedAdamW) {
   }
 }
 
-TEST(AdamKernel, LeavesWhatDoesNotFitToTheRule) {
+TEST(Pass, DoesNotTakeWhatLoopsCannotReach) {
   const AdamOptions options;
-  auto narrow = random({8}, at::kBFloat16, 1);
-  auto gaps = random({16}, at::kFloat, 2).slice(0, 0, 16, 2);
-  auto weights = random({4, 5}, at::kFloat, 3);
-  std::vector<AdamMoments> moments;
-  for (const auto& each : {narrow, gaps, weights}) {
-    moments.push_back(AdamRule::init({"w", each, {}, {}}, options));
+  const auto half = random({8}, at::kHalf, 1);
+  const auto gaps = random({16}, at::kFloat, 2).slice(0, 0, 16, 2);
+  const auto weights = random({4, 5}, at::kFloat, 3);
+  const auto fits = [&](const at::Tensor& tensor, const at::Tensor& gradient) {
+    const auto moments = AdamRule::init({"w", tensor, {}, {}}, options);
+    kernels::PassEntry entry{tensor, gradient, {}, {}};
+    return AdamRule::in_place(moments, 1, options, entry) && entry.fits();
+  };
+  EXPECT_TRUE(fits(weights, at::ones({4, 5})));
+  EXPECT_FALSE(fits(half, at::ones_like(half)));
+  EXPECT_FALSE(fits(gaps, at::ones({8})));
+  // A gradient that is laid out otherwise, or of another type.
+  EXPECT_FALSE(fits(weights, random({5, 4}, at::kFloat, 4).t()));
+  EXPECT_FALSE(fits(weights, at::ones({4, 5}, at::kDouble)));
+}
+
+TEST(Pass, StepsBfloat16WithFloatState) {
+  const AdamOptions options{.lr = 1e-2, .weight_decay = 0.1};
+  auto weights = random({33, 65}, at::kBFloat16, 1);
+  auto wide = weights.to(at::kFloat);
+  auto moments = AdamRule::init({"w", weights, {}, {}}, options);
+  auto of_wide = AdamRule::init({"w", wide, {}, {}}, options);
+  for (int64_t step = 1; step <= 5; ++step) {
+    wide.copy_(weights);
+    const auto gradient = random({33, 65}, at::kBFloat16, 10 + step);
+    kernels::PassEntry entry{weights, gradient, {}, {}};
+    kernels::PassEntry widened{wide, gradient.to(at::kFloat), {}, {}};
+    ASSERT_TRUE(AdamRule::in_place(moments, step, options, entry) && entry.fits());
+    ASSERT_TRUE(AdamRule::in_place(of_wide, step, options, widened));
+    kernels::run({entry});
+    kernels::run({widened});
+    EXPECT_TRUE(at::equal(weights, wide.to(at::kBFloat16))) << "step " << step;
+    EXPECT_TRUE(at::equal(moments.exp_avg_sq, of_wide.exp_avg_sq));
   }
-  const auto before = std::vector<at::Tensor>{narrow.clone(), gaps.clone(), weights.clone()};
-  const auto done = AdamRule::step_in_place_(
-      {{narrow, at::ones_like(narrow), 1, &moments[0], &options},
-       {gaps, at::ones({8}), 1, &moments[1], &options},
-       // A gradient that is laid out otherwise.
-       {weights, random({5, 4}, at::kFloat, 4).t(), 1, &moments[2], &options}});
-  EXPECT_EQ(done, std::vector<bool>(3, false));
-  EXPECT_TRUE(at::equal(narrow, before[0]));
-  EXPECT_TRUE(at::equal(gaps, before[1]));
-  EXPECT_TRUE(at::equal(weights, before[2]));
+}
+
+/// What edges mean, in operations of ATen on float64.
+at::Tensor vector_of(const std::vector<double>& values, double nothing, int64_t size) {
+  return values.empty() ? at::full({size}, nothing, at::kDouble) : at::tensor(values, at::kDouble);
+}
+
+at::Tensor turned(at::Tensor x, const kernels::Edges& edges) {
+  for (size_t i = 0; i < edges.turns.size(); ++i) {
+    const auto [first, second] = edges.items[i];
+    if (second < 0) continue;
+    const auto [c, s] = edges.turns[i];
+    const auto a = x[first].clone();
+    const auto b = x[second].clone();
+    x[first] = c * a - s * b;
+    x[second] = s * a + c * b;
+  }
+  return x;
+}
+
+TEST(Pass, GoesThroughEdges) {
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    const double tolerance = type == at::kFloat ? 1e-5 : 1e-13;
+    for (const int64_t columns : {7, 700}) {
+      const int64_t rows = 150;
+      const auto numbers = [&](int64_t size, uint64_t seed, bool positive) {
+        auto x = random({size}, at::kDouble, seed);
+        if (positive) x = x.abs() + 0.5;
+        return std::vector<double>(x.const_data_ptr<double>(), x.const_data_ptr<double>() + size);
+      };
+      kernels::Edges edges;
+      for (int64_t i = 0; i < 40; ++i) edges.items.push_back({i, i + 40});
+      for (int64_t i = 80; i < rows; ++i) edges.items.push_back({i, -1});
+      for (size_t i = 0; i < edges.items.size(); ++i) {
+        edges.turns.push_back({std::cos(0.1 * static_cast<double>(i)), std::sin(0.1 * static_cast<double>(i))});
+      }
+      edges.rows = numbers(rows, 1, true);
+      // Rows that turn together have one factor.
+      for (size_t i = 0; i < 40; ++i) edges.rows[i + 40] = edges.rows[i];
+      edges.columns = numbers(columns, 2, true);
+      edges.row_shift = numbers(rows, 3, false);
+      edges.row_pattern = numbers(columns, 4, false);
+      edges.column_shift = numbers(columns, 5, false);
+      edges.column_pattern = numbers(rows, 6, false);
+      edges.out_rows = numbers(rows, 7, true);
+      edges.out_columns = numbers(columns, 8, true);
+      edges.wants_row_squares = edges.wants_column_squares = edges.wants_overlaps = true;
+      edges.row_dots[0].weights = numbers(columns, 9, false);
+      edges.row_dots[1].weights = numbers(columns, 10, false);
+      edges.column_dots[0].weights = numbers(rows, 11, false);
+      edges.column_dots[1].weights = numbers(rows, 12, false);
+
+      auto weights = random({rows, columns}, type, 20);
+      const auto gradient = random({rows, columns}, type, 21);
+      const auto row = vector_of(edges.rows, 1, rows).unsqueeze(1);
+      const auto column = vector_of(edges.columns, 1, columns);
+      const auto x = turned(
+          (weights.to(at::kDouble) -
+           vector_of(edges.row_shift, 0, rows).outer(vector_of(edges.row_pattern, 1, columns)) -
+           vector_of(edges.column_pattern, 1, rows).outer(vector_of(edges.column_shift, 0, columns))) *
+              row * column,
+          edges);
+      const auto g = turned(gradient.to(at::kDouble) / row / column, edges);
+      const AdamOptions options{.lr = 1e-2, .weight_decay = 0.1};
+      const auto wanted_rule = x.clone();
+      auto expected = AdamRule::init({"w", wanted_rule, {}, {}}, options);
+      const auto y = (x * (1 - options.lr * options.weight_decay) +
+                      AdamRule::step(g, 1, {"w", wanted_rule, {}, {}}, expected, options)) *
+                     vector_of(edges.out_rows, 1, rows).unsqueeze(1) *
+                     vector_of(edges.out_columns, 1, columns);
+
+      auto moments = AdamRule::init({"w", weights, {}, {}}, options);
+      kernels::PassEntry entry{weights, gradient, {}, {}, &edges};
+      ASSERT_TRUE(AdamRule::in_place(moments, 1, options, entry) && entry.fits());
+      kernels::run({entry});
+      const auto near = [&](const at::Tensor& actual, const at::Tensor& wanted, const char* what) {
+        const double size = wanted.abs().max().item<double>();
+        EXPECT_LE((actual.to(at::kDouble) - wanted).abs().max().item<double>(), tolerance * size)
+            << what << ", " << columns << " columns";
+      };
+      near(weights, y, "weights");
+      near(moments.exp_avg, expected.exp_avg, "first moment");
+      near(moments.exp_avg_sq, expected.exp_avg_sq, "second moment");
+      near(vector_of(edges.row_squares, 0, rows), y.square().sum(1), "squares of rows");
+      near(vector_of(edges.column_squares, 0, columns), y.square().sum(0), "squares of columns");
+      for (size_t k = 0; k < 2; ++k) {
+        near(vector_of(edges.row_dots[k].sums, 0, rows),
+             y.mv(vector_of(edges.row_dots[k].weights, 0, columns)), "sums of rows");
+        near(vector_of(edges.column_dots[k].sums, 0, columns),
+             y.t().mv(vector_of(edges.column_dots[k].weights, 0, rows)), "sums of columns");
+      }
+      for (size_t i = 0; i < 40; ++i) {
+        const auto [first, second] = edges.items[i];
+        const double cosine = (x[first].dot(y[first]) + x[second].dot(y[second])).item<double>();
+        const double sine = (x[second].dot(y[first]) - x[first].dot(y[second])).item<double>();
+        const double size = (x[first].norm() * y[first].norm()).item<double>() + 1;
+        EXPECT_NEAR(edges.overlaps[i][0], cosine, tolerance * size * 10);
+        EXPECT_NEAR(edges.overlaps[i][1], sine, tolerance * size * 10);
+      }
+    }
+  }
+}
+
+TEST(Pass, DoesNotDependOnThreadsNorOnCompany) {
+  const int threads = at::get_num_threads();
+  const AdamOptions options;
+  const auto result = [&](int count, bool alone) {
+    at::set_num_threads(count);
+    std::vector<at::Tensor> weights;
+    std::vector<AdamMoments> moments;
+    std::vector<kernels::Edges> edges(3);
+    std::vector<kernels::PassEntry> pass;
+    for (size_t i = 0; i < 3; ++i) {
+      weights.push_back(random({700, 300 + 50 * static_cast<int64_t>(i)}, at::kFloat, i));
+      moments.push_back(AdamRule::init({"w", weights[i], {}, {}}, options));
+      edges[i].wants_column_squares = edges[i].wants_row_squares = true;
+      pass.push_back({weights[i], random(weights[i].sizes(), at::kFloat, 10 + i), {}, {}, &edges[i]});
+      EXPECT_TRUE(AdamRule::in_place(moments[i], 1, options, pass.back()));
+    }
+    if (alone) {
+      for (const auto& entry : pass) kernels::run({entry});
+    } else {
+      kernels::run(pass);
+    }
+    at::set_num_threads(threads);
+    return std::make_pair(weights, edges);
+  };
+  const auto first = result(1, true);
+  for (const bool alone : {false, true}) {
+    const auto second = result(2, alone);
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_TRUE(at::equal(first.first[i], second.first[i]));
+      EXPECT_EQ(first.second[i].column_squares, second.second[i].column_squares);
+      EXPECT_EQ(first.second[i].row_squares, second.second[i].row_squares);
+    }
+  }
 }
 
 }  // namespace

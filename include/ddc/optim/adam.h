@@ -42,8 +42,8 @@ struct AdamRule {
   static State init(const TensorView& view, const Options& options);
   static at::Tensor step(const at::Tensor& gradient, int64_t step, const TensorView& view,
                          State& state, const Options& options);
-  /// Steps the tensors that are on the CPU and without gaps, and says which those were.
-  static std::vector<bool> step_in_place_(const std::vector<InPlaceStep<State, Options>>& steps);
+  static bool in_place(const State& state, int64_t step, const Options& options,
+                       kernels::PassEntry& entry);
   static void change_basis(State& state, const BasisChange& change);
   static StepSettings step_settings(const Options& options);
 };

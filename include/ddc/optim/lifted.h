@@ -105,6 +105,9 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// Nothing happens where they are in place. Steps are made at the canonical place only.
   void to_original_();
   void to_canonical_();
+  /// Makes moves along orbits that the next step would make on its way in. The function stays; weights are
+  /// then exactly where the report says they are held.
+  void settle_();
 
   Report report() const;
   /// The gauges that are bound.
@@ -165,6 +168,8 @@ class LiftedOptimizer : public torch::optim::Optimizer {
     bool second_moments = false;
     /// Its momentum can be projected before it makes a step of it.
     bool momentum = false;
+    /// It steps tensors as they are stored.
+    bool in_place = false;
   };
   /// The name of the optimizer in checkpoints.
   virtual std::string name() const = 0;
@@ -177,9 +182,9 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// coordinates within a head, and on their values in any way, since the group cannot change them.
   virtual at::Tensor rule(const at::Tensor& gradient, const TensorView& view,
                           LiftedParamState& state, const LiftedOptions& options) const = 0;
-  /// Steps tensors on which no gauge acts in place, decay included, and says which it could.
-  virtual std::vector<bool> step_in_place_(
-      const std::vector<InPlaceStep<LiftedParamState, LiftedOptions>>& steps) const = 0;
+  /// Says by which kernel a tensor is stepped as it is stored, if it can be.
+  virtual bool in_place(LiftedParamState& state, const LiftedOptions& options,
+                        kernels::PassEntry& entry) const;
   /// The same in two parts; the first is undefined where there is no momentum.
   virtual at::Tensor momentum(const at::Tensor& gradient, LiftedParamState& state,
                               const LiftedOptions& options) const = 0;
@@ -199,7 +204,8 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// Writes weights that were placed as they were found.
   void put_back_(const std::vector<GroupedParameter>& parameters) const;
   std::vector<GroupedParameter> grouped_parameters() const;
-  /// Steps tensors on which no gauge acts, as the base optimizer does.
+  /// Steps tensors that are as stored, as the base optimizer does: in place on none of which a gauge acts, or
+  /// all at their canonical place.
   void step_plain_(const std::vector<size_t>& tensors, const std::vector<StepSettings>& settings);
   /// What the weights were changed by since the optimizer saw them last, if anything: versions of tensors.
   std::vector<int64_t> versions() const;
@@ -249,9 +255,9 @@ concept HasMomentum = requires(typename Rule::State state, const typename Rule::
   Rule::momentum(at::Tensor(), state, options);
 };
 template <class Rule>
-concept StepsInPlace =
-    requires(const std::vector<InPlaceStep<typename Rule::State, typename Rule::Options>>& steps) {
-  Rule::step_in_place_(steps);
+concept StepsInPlace = requires(const typename Rule::State& state,
+                                const typename Rule::Options& options, kernels::PassEntry& entry) {
+  Rule::in_place(state, int64_t{1}, options, entry);
 };
 template <class Rule>
 concept ChecksTensors = requires(const typename Rule::Options& options, const TensorView& view) {
@@ -341,7 +347,8 @@ class Lifted : public LiftedOptimizer {
   Abilities abilities() const override {
     return {.change_basis = ChangesBasis<Rule>,
             .second_moments = KeepsSecondMoments<Rule>,
-            .momentum = HasMomentum<Rule>};
+            .momentum = HasMomentum<Rule>,
+            .in_place = StepsInPlace<Rule>};
   }
 
   void check(const TensorView& view, const LiftedOptions& options) const override {
@@ -358,17 +365,12 @@ class Lifted : public LiftedOptimizer {
     return Rule::step(gradient, state.step.get(), view, of(state), of(options));
   }
 
-  std::vector<bool> step_in_place_(
-      const std::vector<InPlaceStep<LiftedParamState, LiftedOptions>>& steps) const override {
+  bool in_place(LiftedParamState& state, const LiftedOptions& options,
+                kernels::PassEntry& entry) const override {
     if constexpr (StepsInPlace<Rule>) {
-      std::vector<InPlaceStep<State, Options>> own;
-      for (const auto& each : steps) {
-        own.push_back(
-            {each.weights, each.gradient, each.step, &of(*each.state), &of(*each.options)});
-      }
-      return Rule::step_in_place_(own);
+      return Rule::in_place(of(state), state.step.get(), of(options), entry);
     } else {
-      return std::vector<bool>(steps.size(), false);
+      return false;
     }
   }
 

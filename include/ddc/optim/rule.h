@@ -38,11 +38,16 @@
 //     momentum(...), displacement(...)           `step` in two parts, between which the momentum may be
 //                                                projected (Projection::momentum)
 //     check(const Options&, const TensorView&)   refuses a tensor that the rule cannot step
-//     step_in_place_(steps)                      steps many tensors in one pass over memory, with decay
+//     in_place(state, step, options, entry)      says by which kernel, and with which tensors of state, a
+//                                                tensor is stepped as it is stored, decay included, in one
+//                                                pass over memory; false if by none
 
 namespace ddc {
 
 class BlockMap;
+namespace kernels {
+struct PassEntry;
+}
 
 /// Options of a step that the construction itself needs, of one tensor.
 struct StepSettings {
@@ -88,17 +93,6 @@ struct TensorView {
 
 /// Tensors of a state by name. An undefined tensor is not in use.
 using StateTensors = std::vector<std::pair<std::string, at::Tensor*>>;
-
-/// Tensor on which no gauge acts, to be stepped as it is stored. The gradient is the parameter's own.
-template <class State, class Options>
-struct InPlaceStep {
-  at::Tensor weights;
-  at::Tensor gradient;
-  /// Number of this step, from 1.
-  int64_t step;
-  State* state;
-  const Options* options;
-};
 
 /// Change of basis of coordinates along one axis of a tensor, block by block.
 class BasisChange {

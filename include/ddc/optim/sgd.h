@@ -41,6 +41,8 @@ struct SgdRule {
   static State init(const TensorView& view, const Options& options);
   static at::Tensor step(const at::Tensor& gradient, int64_t step, const TensorView& view,
                          State& state, const Options& options);
+  static bool in_place(const State& state, int64_t step, const Options& options,
+                       kernels::PassEntry& entry);
   static void change_basis(State& state, const BasisChange& change);
 };
 using DDCSgd = Lifted<SgdRule>;
