@@ -55,7 +55,7 @@ struct AdamEntry {
         weight(from_moment ? rest1 : rest1 - T{1}),
         beta2(static_cast<T>(constants.beta2)),
         rest2(static_cast<T>(1 - constants.beta2)),
-        over_root(static_cast<T>(1 / std::sqrt(constants.correction2))),
+        root(static_cast<T>(std::sqrt(constants.correction2))),
         eps(static_cast<T>(constants.eps)),
         step(static_cast<T>(-(constants.lr / constants.correction1))),
         kept(static_cast<T>(1 - constants.lr * constants.weight_decay)),
@@ -67,12 +67,13 @@ struct AdamEntry {
     const T second = std::fma(rest2 * gradient, gradient, v * beta2);
     m = first;
     v = second;
-    return x * kept + step * first / std::fma(std::sqrt(second), over_root, eps);
+    const T change = step * first / (std::sqrt(second) / root + eps);
+    return x * kept + change;
   }
 
   T rest1;
   bool from_moment;
-  T weight, beta2, rest2, over_root, eps, step, kept, sign;
+  T weight, beta2, rest2, root, eps, step, kept, sign;
 };
 
 /// SGD without momentum.

@@ -429,37 +429,32 @@ void LiftedOptimizer::step_plain_(const std::vector<size_t>& tensors,
     in_pass[tensors[i]] =
         in_place(state, options_of(tensor.param_group), entries[i]) && entries[i].fits();
   }
-  if (placement_ && placement_->open_(in_pass)) {
-    // What gauges do to matrices on their way out is known when vectors have been stepped.
-    std::vector<kernels::PassEntry> vectors;
-    std::vector<kernels::PassEntry> matrices;
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (!in_pass[tensors[i]]) continue;
-      const bool is_open = placement_->is_open(tensors[i]);
-      if (is_open) entries[i].edges = placement_->edges(tensors[i]);
-      if (is_open && entries[i].edges == nullptr) {
-        entries[i].gradient = placement_->gradient(tensors[i]);
-        vectors.push_back(entries[i]);
-      } else {
-        matrices.push_back(entries[i]);
-      }
+  const bool open = placement_ && placement_->open_(in_pass);
+  // What gauges do to matrices on their way out is known when vectors have been stepped.
+  std::vector<kernels::PassEntry> vectors;
+  std::vector<kernels::PassEntry> pass;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const size_t t = tensors[i];
+    if (placement_) {
+      if (placement_->is_open(t)) entries[i].edges = placement_->edges(t);
+      if (auto moved = placement_->gradient(t); moved.defined()) entries[i].gradient = moved;
     }
+    if (!in_pass[t]) continue;
+    const bool first = open && placement_->is_open(t) && entries[i].edges == nullptr;
+    (first ? vectors : pass).push_back(entries[i]);
+  }
+  if (open) {
     kernels::run(vectors);
     placement_->fold_();
-    kernels::run(matrices);
-  } else {
-    std::vector<kernels::PassEntry> pass;
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      if (in_pass[tensors[i]]) pass.push_back(std::move(entries[i]));
-    }
-    kernels::run(pass);
   }
-  for (const size_t t : tensors) {
+  kernels::run(pass);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const size_t t = tensors[i];
     if (in_pass[t]) continue;
     const auto& tensor = plan.tensors[t];
     const auto& own = settings[t];
     const auto type = tensor.compute_type();
-    auto gradient = tensor.tensor.grad().to(type);
+    auto gradient = entries[i].gradient.to(type);
     if (own.maximize) gradient = gradient.neg();
     const auto step = rule(gradient, view_of(t), state_of(t), options_of(tensor.param_group));
     auto weights = tensor.tensor.detach();

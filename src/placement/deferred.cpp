@@ -388,6 +388,12 @@ at::Tensor Deferred::moved_gradient(const Entry& entry, const at::Tensor& gradie
   return inverse.weights;
 }
 
+at::Tensor Deferred::moved_gradient(size_t t) const {
+  const auto& entry = entries_[index_.at(t)];
+  const auto& gradient = entry.weights.grad();
+  return entry.is_pending() && gradient.defined() ? moved_gradient(entry, gradient) : at::Tensor();
+}
+
 bool Deferred::Entry::is_pending() const {
   return !edges.rows.empty() || !edges.columns.empty() || !edges.row_shift.empty() ||
          !edges.column_shift.empty() || !edges.turns.empty();
@@ -562,6 +568,7 @@ double Deferred::collect_(const std::vector<size_t>& gauges, const std::vector<G
 
 void Deferred::measure_(const std::vector<size_t>& entries) {
   std::vector<kernels::PassEntry> pass;
+  std::map<size_t, kernels::Edges> seen;
   for (const size_t e : std::set<size_t>(entries.begin(), entries.end())) {
     auto& entry = entries_[e];
     if (!entry.is_matrix()) continue;
@@ -573,19 +580,28 @@ void Deferred::measure_(const std::vector<size_t>& entries) {
         std::ranges::none_of(entry.edges.column_dots, wanted)) {
       continue;
     }
-    pass.push_back({entry.weights, {}, {}, kernels::MoveConstants{.store = false}, &entry.edges});
+    auto* edges = &entry.edges;
+    if (!complete_ && entry.gain) {
+      // Gains that are not folded count in what is seen through them.
+      edges = &seen.emplace(e, entry.edges).first->second;
+      multiply_(entry.gain_axis == 0 ? edges->rows : edges->columns, current(entries_[*entry.gain]));
+    }
+    pass.push_back({entry.weights, {}, {}, kernels::MoveConstants{.store = false}, edges});
   }
   kernels::run(pass);
+  for (auto& [e, edges] : seen) {
+    entries_[e].edges.row_squares = std::move(edges.row_squares);
+    entries_[e].edges.column_squares = std::move(edges.column_squares);
+  }
 }
 
 std::vector<double> Deferred::squares(const Leg& leg) const {
   const auto& entry = entries_[leg.entry];
   if (!entry.is_matrix()) {
-    auto x = values(entry);
-    for (size_t i = 0; i < x.size(); ++i) {
-      x[i] *= factor_of(entry.edges.rows, i);
-      x[i] *= x[i];
-    }
+    auto x = current(entry);
+    const auto gain = entry.gain && !complete_ ? current(entries_[*entry.gain])
+                                               : std::vector<double>(x.size(), 1);
+    for (size_t i = 0; i < x.size(); ++i) x[i] *= x[i] * gain[i] * gain[i];
     return x;
   }
   const bool rows = leg.axis == 0;

@@ -51,6 +51,8 @@ class Deferred {
   kernels::Edges* edges(size_t tensor);
   /// The gradient of a vector where it is now.
   at::Tensor gradient(size_t tensor) const;
+  /// The gradient of a tensor as it is after its pending moves; undefined if there are none.
+  at::Tensor moved_gradient(size_t tensor) const;
   /// After vectors have been stepped: folds gains, and empties vectors.
   void fold_(const std::vector<GaugeState>& states, const IsDue& is_due);
   /// After matrices have been stepped: finds the moves that bring all back to the section. `empty_` is

@@ -378,6 +378,7 @@ void Held::open_(const std::vector<bool>& can_step) {
   const at::NoGradGuard no_grad;
   std::ranges::fill(open_of_, nullptr);
   before_.clear();
+  gradients_.clear();
   for (auto& set : sets_) {
     if (!set.deferred || deferred_of_[set.deferred->tensors().front()] == nullptr) continue;
     const auto tensors = set.deferred->tensors();
@@ -388,7 +389,10 @@ void Held::open_(const std::vector<bool>& can_step) {
       for (const size_t t : tensors) open_of_[t] = &*set.deferred;
       continue;
     }
-    set.deferred->settle_(/*gradients=*/true);
+    for (const size_t t : tensors) {
+      if (auto moved = set.deferred->moved_gradient(t); moved.defined()) gradients_[t] = std::move(moved);
+    }
+    set.deferred->settle_(/*gradients=*/false);
     for (const size_t k : set.gauges) {
       if (!turns_in_pass(k)) continue;
       for (const auto& leg : frame_.plan().gauges[k].legs) {
@@ -396,6 +400,12 @@ void Held::open_(const std::vector<bool>& can_step) {
       }
     }
   }
+}
+
+at::Tensor Held::gradient(size_t t) const {
+  if (open_of_[t] != nullptr) return open_of_[t]->gradient(t);
+  const auto found = gradients_.find(t);
+  return found == gradients_.end() ? at::Tensor() : found->second;
 }
 
 void Held::fold_() {
@@ -433,6 +443,7 @@ void Held::restore_() {
   });
   std::ranges::fill(open_of_, nullptr);
   before_.clear();
+  gradients_.clear();
   anchor_(/*all=*/false);
   count_.add_(1);
 }

@@ -31,7 +31,8 @@ class Held {
   bool is_open() const;
   /// What a matrix goes through; null for vectors, whose gradient is given here.
   kernels::Edges* edges(size_t tensor) { return open_of_[tensor]->edges(tensor); }
-  at::Tensor gradient(size_t tensor) const { return open_of_[tensor]->gradient(tensor); }
+  /// The gradient of a tensor that pending moves have been made of; undefined where it is as it was.
+  at::Tensor gradient(size_t tensor) const;
   /// Vectors have been stepped, matrices not yet.
   void fold_();
 
@@ -130,6 +131,8 @@ class Held {
   std::vector<Deferred*> open_of_;
   /// Of planes whose step is not made in one pass, weights before it.
   std::map<size_t, at::Tensor> before_;
+  /// Gradients of weights whose pending moves were made before the step.
+  std::map<size_t, at::Tensor> gradients_;
 };
 
 }  // namespace ddc

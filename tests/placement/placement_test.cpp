@@ -146,11 +146,15 @@ TEST_P(PlacementZoo, PlacedOptimizersCommuteWithAllGaugesTogether) {
 
 TEST_P(PlacementZoo, PlacedDDCAdamIsHeldAdamW) {
   Pair pair(entry, at::kDouble);
-  // Steps that a hook sees are known by the weights before and after them; nothing else differs.
-  Placement placement(pair.first, pair.gauges, placed());
+  // A hook turns rotary planes back every ten steps, a pass in every step: unless somebody says otherwise.
+  Treatments treatments = placed();
+  for (const auto& gauge : pair.gauges) {
+    if (gauge.kind == "QK torus") treatments.set("every", int64_t{1}, gauge.kind);
+  }
+  Placement placement(pair.first, pair.gauges, treatments);
   torch::optim::AdamW adamw(pair.first.tensors(),
                             torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
-  DDCAdam ddc_adam(pair.second, pair.gauges, {.lr = 1e-2, .weight_decay = 0.1}, placed());
+  DDCAdam ddc_adam(pair.second, pair.gauges, {.lr = 1e-2, .weight_decay = 0.1}, treatments);
   for (int step = 0; step < 30; ++step) {
     const auto batch = pair.bed.batch(1000 + step, at::kDouble);
     const double one = backward(pair.bed, pair.first, batch);
