@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -64,6 +65,11 @@ class Lifted(Optimizer):
         params = self._symmetries[1] if self._symmetries else params
         self._group = self._symmetries[0] if self._symmetries else None
         del self._symmetries
+        if self._group is not None and not self._group.gauges:
+            warnings.warn(
+                f"{type(self).__name__}: the symmetries have no gauge, so this is the plain optimizer",
+                stacklevel=2,
+            )
         self._recipe = recipe
         self._treatment = {name: value for name, value in treatment.items() if value is not None}
         if self._group is None and self._treatment:
@@ -279,6 +285,7 @@ class Lifted(Optimizer):
         # torch would cast state to the type of its parameter. The last hook before it takes the
         # state away, in its own types, and the first one after it puts it in.
         def before(_: Optimizer, given: StateDict) -> StateDict | None:
+            _check_is_state_dict(given)
             given = self._upgraded(given)
             self._check_symmetries(given["param_groups"])
             if _sizes(given["param_groups"]) != _sizes(self.param_groups):
@@ -642,6 +649,25 @@ def _number(option: str, value: Any) -> Any:
             raise ValueError(f"Tensor {option} must be 1-element, has shape {tuple(value.shape)}")
         return value.item()
     return value
+
+
+def _check_is_state_dict(given: Any) -> None:
+    """Refuses what is no state dict of an optimizer at all, as a model's is not."""
+    for name, kind in (("state", dict), ("param_groups", list)):
+        if not isinstance(given, Mapping) or not isinstance(given.get(name), kind):
+            what = f"a {type(given).__name__}"
+            if isinstance(given, Mapping):
+                what = f"a dict with {', '.join(map(repr, list(given)[:3])) or 'nothing'}"
+            raise ValueError(
+                f"state dict: '{name}' is missing or no {kind.__name__}: this is {what}, and no "
+                "state dict of an optimizer"
+            )
+    for index, group in enumerate(given["param_groups"]):
+        if not isinstance(group, dict) or not isinstance(group.get("params"), list):
+            raise ValueError(f"state dict: param group {index} has no list of params")
+    for number, entry in given["state"].items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"state dict: the state of parameter {number!r} is no dict")
 
 
 def _sizes(groups: ParamGroups) -> list[int]:

@@ -15,6 +15,7 @@
 #include "ddc/placement.h"
 #include "frame/frame.h"
 #include "gauge/gauge_fields.h"
+#include "kernels/tensors.h"
 
 namespace ddc {
 
@@ -74,6 +75,20 @@ OptionValues read_options(const json& object) {
   return values;
 }
 
+/// Refuses what no step leaves behind, and what would make the weights NaN some steps later.
+void check_values(const std::string& key, const at::Tensor& tensor) {
+  if (tensor.scalar_type() == at::kLong) {
+    const auto count = tensor.item<int64_t>();
+    TORCH_CHECK(count >= 0, "optimizer state '", key, "' must be >= 0, is ", count);
+  }
+  if (!at::isFloatingType(tensor.scalar_type())) return;
+  TORCH_CHECK(kernels::all_finite({tensor}), "optimizer state '", key, "' has NaN or Inf entries");
+  const auto field = key.substr(key.rfind('.', key.size() - 1) + 1);
+  const bool is_square = key.find("_sq") != std::string::npos || field == "second";
+  TORCH_CHECK(!is_square || tensor.numel() == 0 || tensor.min().item<double>() >= 0,
+              "optimizer state '", key, "' has negative entries: it is an average of squares");
+}
+
 /// Collects what a load will do, so that nothing is done before everything has been checked.
 class Loader {
  public:
@@ -89,13 +104,12 @@ class Loader {
     TORCH_CHECK(found != tensors_.end(), "optimizer state has no tensor '", key, "'");
     used_.insert(key);
     const auto& tensor = found->second;
+    TORCH_CHECK(tensor.layout() == at::kStrided, "optimizer state '", key, "' has layout ",
+                tensor.layout(), ", must be a dense tensor");
     TORCH_CHECK(tensor.sizes() == shape && tensor.scalar_type() == type, "optimizer state '", key,
                 "' is of type ", tensor.scalar_type(), " and shape ", tensor.sizes(), ", expected ",
                 type, " and ", shape);
-    if (type == at::kLong) {
-      const auto count = tensor.item<int64_t>();
-      TORCH_CHECK(count >= 0, "optimizer state '", key, "' must be >= 0, is ", count);
-    }
+    check_values(key, tensor);
     actions_.push_back([slot, &tensor, device, type, adopt = adopt_] {
       *slot = adopt ? tensor.to(device)
                     : tensor.detach().to(device, type, /*non_blocking=*/false, /*copy=*/true);
