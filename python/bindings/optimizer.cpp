@@ -235,7 +235,7 @@ class Core {
     pull(state, parameters);
     const auto before = may_fail_ ? std::make_optional<Snapshot>(*optimizer_) : std::nullopt;
     try {
-      const py::gil_scoped_release unlocked;
+      const Unlocked unlocked;
       optimizer_->step();
     } catch (...) {
       if (before) before->put_back();
@@ -302,7 +302,7 @@ class Core {
   void move(const py::object& state, const py::list& parameters, bool to_original) {
     const auto lock = alone();
     pull(state, parameters);
-    const py::gil_scoped_release unlocked;
+    const Unlocked unlocked;
     to_original ? optimizer_->to_original_() : optimizer_->to_canonical_();
   }
 
@@ -362,8 +362,7 @@ class Core {
   }
 
   void reset() {
-    const py::gil_scoped_release
-        unlocked;  // gradients may have to be moved, which asks for autograd
+    const Unlocked unlocked;  // gradients may have to be moved, which asks for autograd
     optimizer_->reset_state();
   }
 

@@ -268,6 +268,7 @@ class Evaluation:
         self._outputs = []
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
+            # The caller's; the library computes without it.
             stack.enter_context(torch.autocast(self._device, enabled=False))
             if self._all_double:
                 stack.enter_context(Float64())

@@ -32,9 +32,9 @@ ParamGroups = list[dict[str, Any]]
 StateDict = dict[str, Any]
 Symmetries = SymmetryGroup | Sequence[_C.Gauge]
 
-_NOT_OPTIONS = frozenset(
-    ("params", "param_names", "symmetries", "initial_lr", "differentiable", "foreach", "fused")
-)
+# Options of torch's optimizers that none here has.
+_OF_TORCH = ("amsgrad", "capturable", "differentiable", "foreach", "fused")
+_NOT_OPTIONS = frozenset(("params", "param_names", "symmetries", "initial_lr", *_OF_TORCH))
 
 
 class Lifted(Optimizer):
@@ -256,6 +256,7 @@ class Lifted(Optimizer):
         """
         super().add_param_group(param_group)
         try:
+            check_whole(chain.from_iterable(_named(self.param_groups[-1:])))
             self._set_missing_options(self.param_groups[-1])
             self._check_group(self.param_groups[-1])
             if not self._constructing:
@@ -292,6 +293,8 @@ class Lifted(Optimizer):
                 return None  # torch says what is wrong
             groups = self._with_own_parameters(given["param_groups"])
             self._check_names(groups)
+            for group in groups:
+                self._check_group(group)
             loaded.update(self._own_state(given))
             core.check(self._options(groups), loaded, self._parameters())
             complete = [
@@ -341,6 +344,13 @@ class Lifted(Optimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         """Refuses options that are misspelled, or that torch's optimizers have and this one has not."""
         known = [option.name for option in self._declared]
+        for name in _OF_TORCH:
+            # False or None in the state dicts of torch's optimizers, which are read.
+            if name not in known and group.get(name):
+                raise ValueError(
+                    f"param group: {type(self).__name__} has no option '{name}' as torch's optimizers do, "
+                    f"got {group[name]!r}; leave it out"
+                )
         for name in group:
             if name not in known and name not in _NOT_OPTIONS and not name.startswith("_"):
                 near = _C.nearest(name, known)

@@ -41,6 +41,29 @@ Gauge linear(const std::string& name, int64_t size, const std::vector<Axis>& axe
   return gauge;
 }
 
+/// Gauges of a norm between "down" and its readers "key" and "value".
+Gauge norm_scale() {
+  Gauge gauge;
+  gauge.name = "norm";
+  gauge.kind = "norm scale";
+  gauge.action = Action::scale;
+  gauge.channels = 4;
+  gauge.legs = {{.tensor = "gain", .axis = 0, .exponent = 1},
+                {.tensor = "key", .axis = 1, .exponent = -1},
+                {.tensor = "value", .axis = 1, .exponent = -1}};
+  return gauge;
+}
+
+Gauge latent_rotation() {
+  auto gauge = linear("latent", 4, {{"down", 0, 1}, {"key", 1, 1}, {"value", 1, 1}});
+  gauge.kind = "rotation";
+  gauge.action = Action::rotation;
+  for (auto& leg : gauge.legs) {
+    if (leg.tensor != "down") leg.through.gain = "gain";
+  }
+  return gauge;
+}
+
 struct Network {
   std::string name;
   std::vector<std::pair<std::string, std::vector<int64_t>>> shapes;
@@ -91,6 +114,24 @@ std::vector<Network> networks() {
        },
        {linear("latent", 4, {{"down", 0, 1}, {"key", 1, -1}, {"value", 1, -1}}),
         linear("qk", 5, {{"query", 0, 1}, {"key", 0, -1}}),
+        linear("vo", 3, {{"value", 0, 1}, {"out", 1, -1}})}},
+      // The same with a norm on the latent, of which a rotation is left, seen through its gain.
+      {"latent_attention_norm",
+       {{"down", {4, 6}},
+        {"gain", {4}},
+        {"key", {5, 4}},
+        {"value", {3, 4}},
+        {"query", {5, 6}},
+        {"out", {6, 3}}},
+       [w](const Parameters& p, const at::Tensor& x) {
+         const auto tokens = x.view({-1, 3, 6});
+         const auto read = tokens.matmul(w(p, "down").t());
+         const auto latent = read * at::rsqrt(read.square().mean(-1, true) + 1e-3) * w(p, "gain");
+         const auto scores = at::softmax(
+             tokens.matmul(w(p, "query").t()).matmul(latent.matmul(w(p, "key").t()).mT()), -1);
+         return scores.matmul(latent.matmul(w(p, "value").t())).matmul(w(p, "out").t());
+       },
+       {norm_scale(), latent_rotation(), linear("qk", 5, {{"query", 0, 1}, {"key", 0, -1}}),
         linear("vo", 3, {{"value", 0, 1}, {"out", 1, -1}})}},
       // h' = A h + B x, y = C h: the state's basis is free.
       {"state_space",

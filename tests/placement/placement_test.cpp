@@ -13,6 +13,7 @@
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/runs.h"
 #include "ddc/testbeds/zoo.h"
+#include "support/apart.h"
 #include "support/training.h"
 
 namespace ddc::tests {
@@ -29,20 +30,6 @@ constexpr double kSameFunction = 1e-12;
 std::vector<std::string> names() {
   std::vector<std::string> result;
   for (const auto& entry : zoo()) result.push_back(entry.name);
-  return result;
-}
-
-/// max over tensors of |a - b| relative to |b|, or to a thousandth of the largest tensor: some are empty.
-double apart(const Parameters& a, const Parameters& b) {
-  const at::NoGradGuard no_grad;
-  double most = 0;
-  for (const auto& [name, tensor] : b) most = std::max(most, tensor.norm().item<double>());
-  double result = 0;
-  for (const auto& [name, tensor] : b) {
-    const double size = std::max(tensor.norm().item<double>(), most * 1e-3);
-    const double error = (a[name].tensor - tensor).norm().item<double>() / size;
-    if (!(error <= result)) result = error;
-  }
   return result;
 }
 
