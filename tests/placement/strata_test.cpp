@@ -73,29 +73,46 @@ INSTANTIATE_TEST_SUITE_P(All, PlacedStratum, ::testing::ValuesIn(strata()),
 TEST_P(PlacedStratum, CopiesBecomeEqualAndTrainAlike) {
   const auto entry = testbeds::zoo_entry(GetParam().network);
   const auto bed = starting_from(entry.testbed, GetParam().change);
-  const auto first = bed.init(entry.seed, at::kDouble);
-  const auto gauges = bed.gauges(first);
-  const auto second = first.clone();
-  act_(gauges, random_element(gauges, first, 0.5, generator(7)), second);
-  const auto batch = bed.batch(1, at::kDouble);
-  const double loss = loss_of(bed, first, batch);
-
-  const Placement one(first, gauges);
-  Placement two(second, gauges);
-  EXPECT_NEAR(loss_of(bed, first, batch), loss, 1e-12 * std::abs(loss));
-  EXPECT_NEAR(loss_of(bed, second, batch), loss, 1e-12 * std::abs(loss));
-  EXPECT_LE(apart(second, first), 1e-11);
-  two.to_original_();
-  EXPECT_GT(apart(second, first), 1e-3);
-
-  for (const int64_t every : {1, 3}) {
-    const Treatment treatment{.placement = Place::canonical, .every = every};
-    const PairedRun run{.seed = entry.seed, .steps = 20};
-    EXPECT_LE(paired_error(bed, gauges, ddc_adam({.lr = 1e-3}, treatment), run), 1e-9) << every;
-    EXPECT_LE(
-        paired_error(bed, gauges, testbeds::ddc_muon({.lr = 1e-3}, {.lr = 1e-3}, treatment), run),
-        1e-9)
-        << every;
+  const auto gauges = bed.gauges(bed.init(entry.seed, at::kDouble));
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    const bool wide = type == at::kDouble;
+    const auto first = bed.init(entry.seed, type);
+    const auto second = first.clone();
+    act_(gauges, random_element(gauges, first, 0.5, generator(7)), second);
+    const auto batch = bed.batch(1, type);
+    const double loss = loss_of(bed, first, batch);
+    const Placement one(first, gauges);
+    Placement two(second, gauges);
+    const double kept = std::abs(loss) * (wide ? 1e-12 : 1e-5);
+    EXPECT_NEAR(loss_of(bed, first, batch), loss, kept);
+    EXPECT_NEAR(loss_of(bed, second, batch), loss, kept);
+    EXPECT_LE(apart(second, first), wide ? 1e-11 : 1e-4) << type;
+    two.to_original_();
+    EXPECT_GT(apart(second, first), 1e-3);
+  }
+  // (In place a zero that was moved is rounding in one copy and has a gradient, of which Adam and Muon make
+  // steps of full size.)
+  for (const auto& treatment : {placed({.every = 1}), placed({.every = 3})}) {
+    const auto apart_under = [&](const OptimizerMaker& make) {
+      const auto start = bed.init(entry.seed, at::kDouble);
+      std::vector<Parameters> copies = {start.clone(), start.clone()};
+      act_(gauges, random_element(gauges, start, 0.5, generator(7)), copies[1]);
+      std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers;
+      for (const auto& copy : copies) optimizers.push_back(make(copy, gauges));
+      double largest = 0;
+      for (uint64_t step = 0; step < 20; ++step) {
+        std::vector<double> losses;
+        for (size_t i = 0; i < 2; ++i) {
+          losses.push_back(backward(bed, copies[i], bed.batch(step, at::kDouble)));
+          optimizers[i]->step();
+        }
+        largest = std::max(largest, std::abs(losses[1] - losses[0]) / std::abs(losses[0]));
+      }
+      return largest;
+    };
+    EXPECT_LE(apart_under(ddc_adam({.lr = 1e-3}, treatment)), 1e-9) << to_string(treatment);
+    EXPECT_LE(apart_under(testbeds::ddc_muon({.lr = 1e-3}, {.lr = 1e-3}, treatment)), 1e-9)
+        << to_string(treatment);
   }
 }
 
