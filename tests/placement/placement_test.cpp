@@ -109,7 +109,7 @@ TEST_P(PlacementZoo, HeldAdamWCommutesWithAllGaugesTogether) {
       [](std::vector<at::Tensor> params) {
         return torch::optim::AdamW(std::move(params), torch::optim::AdamWOptions(1e-2));
       },
-      30, 1e-9);
+      10, 1e-9);
 }
 
 TEST_P(PlacementZoo, HeldSgdCommutesWithAllGaugesTogether) {
@@ -119,13 +119,13 @@ TEST_P(PlacementZoo, HeldSgdCommutesWithAllGaugesTogether) {
       [](std::vector<at::Tensor> params) {
         return torch::optim::SGD(std::move(params), torch::optim::SGDOptions(1e-2).momentum(0.9));
       },
-      30, 1e-9);
+      10, 1e-9);
 }
 
 TEST_P(PlacementZoo, PlacedOptimizersCommuteWithAllGaugesTogether) {
   const auto gauges = entry.testbed.gauges(entry.testbed.init(entry.seed, at::kDouble));
   const auto error = [&](const testbeds::OptimizerMaker& make) {
-    return testbeds::paired_error(entry.testbed, gauges, make, {.seed = entry.seed, .steps = 20});
+    return testbeds::paired_error(entry.testbed, gauges, make, {.seed = entry.seed, .steps = 8});
   };
   EXPECT_LE(error(testbeds::ddc_adam({.lr = 1e-2, .weight_decay = 0.1}, placed())), 1e-9);
   EXPECT_LE(error(testbeds::ddc_muon({.lr = 1e-2}, {.lr = 1e-2}, placed())), 1e-9);
@@ -138,7 +138,7 @@ TEST_P(PlacementZoo, PlacedDDCAdamIsHeldAdamW) {
   torch::optim::AdamW adamw(pair.first.tensors(),
                             torch::optim::AdamWOptions(1e-2).weight_decay(0.1));
   DDCAdam ddc_adam(pair.second, pair.gauges, {.lr = 1e-2, .weight_decay = 0.1}, placed());
-  for (int step = 0; step < 30; ++step) {
+  for (int step = 0; step < 12; ++step) {
     const auto batch = pair.bed.batch(1000 + step, at::kDouble);
     const double one = backward(pair.bed, pair.first, batch);
     const double two = backward(pair.bed, pair.second, batch);

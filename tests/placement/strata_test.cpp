@@ -100,7 +100,7 @@ TEST_P(PlacedStratum, CopiesBecomeEqualAndTrainAlike) {
       std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers;
       for (const auto& copy : copies) optimizers.push_back(make(copy, gauges));
       double largest = 0;
-      for (uint64_t step = 0; step < 20; ++step) {
+      for (uint64_t step = 0; step < 8; ++step) {
         std::vector<double> losses;
         for (size_t i = 0; i < 2; ++i) {
           losses.push_back(backward(bed, copies[i], bed.batch(step, at::kDouble)));
