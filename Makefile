@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src testbeds experiments cli examples tests python -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel python test test-long demo experiments results figures discovery-cost step-memory generated families fine-tune asan tsan fuzz coverage format lint clean
+.PHONY: help setup build wheel python test test-long demo experiments results figures discovery-cost step-memory generated families fine-tune asan fuzz coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -73,11 +73,6 @@ fine-tune: python  ## fine-tune two copies of a pretrained model, and write out/
 asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 	cmake --build --preset asan-ubsan -j $(JOBS)
 	ctest --preset asan-ubsan
-
-tsan: build/tsan/build.ninja  ## run the C++ tests with threads under the race detector
-	cmake --build --preset tsan -j $(JOBS) --target ddc_tests
-	TSAN_OPTIONS="suppressions=$(CURDIR)/tests/tsan.supp" OMP_NUM_THREADS=1 \
-	  build/tsan/tests/ddc_tests --gtest_brief=1 --gtest_filter='*Thread*:*Kernels*:Run.*:Safetensors.*'
 
 FUZZ_SECONDS ?= 75
 fuzz:  ## fuzz the readers of files, five minutes in all (needs Clang)

@@ -109,7 +109,7 @@ TEST_P(PlacementZoo, HeldAdamWCommutesWithAllGaugesTogether) {
       [](std::vector<at::Tensor> params) {
         return torch::optim::AdamW(std::move(params), torch::optim::AdamWOptions(1e-2));
       },
-      10, 1e-9);
+      30, 1e-9);
 }
 
 TEST_P(PlacementZoo, HeldSgdCommutesWithAllGaugesTogether) {
@@ -119,7 +119,7 @@ TEST_P(PlacementZoo, HeldSgdCommutesWithAllGaugesTogether) {
       [](std::vector<at::Tensor> params) {
         return torch::optim::SGD(std::move(params), torch::optim::SGDOptions(1e-2).momentum(0.9));
       },
-      10, 1e-9);
+      30, 1e-9);
 }
 
 TEST_P(PlacementZoo, PlacedOptimizersCommuteWithAllGaugesTogether) {
