@@ -45,7 +45,7 @@ def is_sharded(tensor: Tensor) -> bool:
 def check_whole(named: Iterable[tuple[str, Tensor]]) -> None:
     """Refuses parameters that have no values, or only a part of them."""
     for name, tensor in named:
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if isinstance(tensor, nn.UninitializedParameter):
             raise RuntimeError(
                 f"parameter '{name}' is lazy and has no shape yet: call the model on a batch first"
             )

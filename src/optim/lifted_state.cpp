@@ -83,14 +83,14 @@ void check_values(const std::string& key, const at::Tensor& tensor) {
   }
   if (!at::isFloatingType(tensor.scalar_type()) || tensor.numel() == 0) return;
   const auto field = key.substr(key.rfind('.') + 1);
-  if (key.find("_sq") != std::string::npos || field == "second") {
-    // The square of a huge gradient may be infinite.
-    TORCH_CHECK(tensor.min().item<double>() >= 0, "optimizer state '", key,
-                "' has negative or NaN entries: it is an average of squares");
-  } else {
-    TORCH_CHECK(kernels::all_finite({tensor}), "optimizer state '", key,
-                "' has NaN or Inf entries");
-  }
+  const bool is_average = field == "exp_avg_sq" || field == "second";
+  // The square of a huge gradient may be infinite. Those of heads may be matrices, which have entries of
+  // either sign.
+  const bool of_squares = is_average || key.find(".head_sq") != std::string::npos;
+  const bool fits = of_squares ? !tensor.isnan().any().item<bool>() : kernels::all_finite({tensor});
+  TORCH_CHECK(fits, "optimizer state '", key, "' has NaN ", of_squares ? "" : "or Inf ", "entries");
+  TORCH_CHECK(!is_average || tensor.min().item<double>() >= 0, "optimizer state '", key,
+              "' has negative entries: it is an average of squares");
 }
 
 /// Collects what a load will do, so that nothing is done before everything has been checked.
