@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src testbeds experiments cli examples tests python -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel python test test-long demo experiments results figures discovery-cost step-memory generated families fine-tune asan coverage format lint clean
+.PHONY: help setup build wheel python test test-long demo experiments results figures discovery-cost step-memory generated families fine-tune asan fuzz coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -73,6 +73,18 @@ fine-tune: python  ## fine-tune two copies of a pretrained model, and write out/
 asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 	cmake --build --preset asan-ubsan -j $(JOBS)
 	ctest --preset asan-ubsan
+
+FUZZ_SECONDS ?= 75
+fuzz:  ## fuzz the readers of files, five minutes in all (needs Clang)
+	@scripts/setup.sh fuzz
+	test -f build/fuzz/build.ninja || cmake --preset fuzz
+	cmake --build --preset fuzz -j $(JOBS)
+	@for target in safetensors symmetries description run; do \
+	  mkdir -p build/fuzz/corpus/$$target tests/fuzz/corpus/$$target; \
+	  build/fuzz/tests/fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -rss_limit_mb=4096 \
+	    -print_final_stats=1 -artifact_prefix=build/fuzz/$$target- build/fuzz/corpus/$$target \
+	    tests/fuzz/corpus/$$target || exit 1; \
+	done
 
 coverage: build/coverage/build.ninja  ## report the lines that the C++ tests reach
 	@scripts/setup.sh coverage

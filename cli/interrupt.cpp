@@ -11,16 +11,17 @@ void remember(int /*signal*/) { caught = 1; }
 
 void remember_once(int /*signal*/) {
   caught = 1;
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, SIG_DFL);
 }
 
 }  // namespace
 
 void catch_interrupts(SecondInterrupt second) {
   auto* const handler = second == SecondInterrupt::ends ? remember_once : remember;
-  std::signal(SIGINT, handler);
-  std::signal(SIGTERM, handler);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    // What is ignored already stays so: `nohup` asks for that.
+    if (std::signal(signal, handler) == SIG_IGN) std::signal(signal, SIG_IGN);
+  }
 }
 
 bool was_interrupted() { return caught != 0; }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <system_error>
 
@@ -50,7 +51,7 @@ std::pair<std::string, std::string> assignment(const std::string& option, const 
 std::pair<std::string, double> level(const std::string& option, const std::string& text) {
   const auto [metric, value] = assignment(option, text);
   double number = 0;
-  if (!parse(value, number)) {
+  if (!parse(value, number) || !std::isfinite(number)) {
     throw CLI::ValidationError(option, "must be METRIC=NUMBER, got '" + text + "'");
   }
   return {metric, number};

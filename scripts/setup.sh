@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build needs: Debian packages and the virtual environment .venv.
 # Does nothing, quickly, when all is there.
-#   setup.sh [lint] [coverage] [data]   also installs what those targets of the Makefile need
+#   setup.sh [lint] [coverage] [fuzz] [data]   also installs what those targets of the Makefile need
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -38,6 +38,7 @@ for goal in "$@"; do
   case "$goal" in
     lint) lint_packages=(ruff==0.17.4 mypy==2.4.1); need_command clang-format; need_command clang-tidy; need_command run-clang-tidy clang-tidy ;;
     coverage) need_command gcovr ;;
+    fuzz) need_command clang++-16 clang-16; need_package libclang-rt-16-dev ;;
     data) need_package bible-kjv-text; need_package dataset-fashion-mnist ;;
     *) say "unknown argument: $goal"; exit 2 ;;
   esac

@@ -6,6 +6,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <fstream>
@@ -47,6 +48,9 @@ void visit_fields(Config& config, Visit&& visit) {
   visit("stop_at", config.stop_at);
   visit("keep_every", config.keep_every);
 }
+
+/// More cannot be started on usual systems.
+constexpr int64_t kMostThreads = 1024;
 
 fs::path config_file(const fs::path& folder) { return folder / "config.json"; }
 fs::path metrics_file(const fs::path& folder) { return folder / "metrics.jsonl"; }
@@ -251,7 +255,11 @@ class Run {
       const auto notes = load_checkpoint(path, params_, optimizer_.get());
       const auto step = notes.find("step");
       TORCH_CHECK(step != notes.end(), "it does not say of which step it is");
-      const int64_t number = std::stoll(step->second);
+      const auto& text = step->second;
+      int64_t number = -1;
+      const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
+      TORCH_CHECK(failed == std::errc() && end == text.data() + text.size() && number >= 0,
+                  "its step is '", text, "', must be a number of steps");
       schedule_.resume(number);
       return number;
     } catch (const c10::Error& error) {
@@ -330,12 +338,87 @@ class Run {
   std::optional<testbeds::Batch> full_batch_;
 };
 
+/// A piece of a file in an error message: ASCII and short.
+std::string shown(const Json& json) {
+  constexpr size_t kMost = 60;
+  auto text = json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
+  if (text.size() > kMost) text = text.substr(0, kMost) + "...";
+  return text;
+}
+
+constexpr int kMostLevels = 16;
+
+/// An object in a file of a run.
 Json parse_file(const fs::path& path) {
+  Json json;
   try {
-    return Json::parse(read_text(path));
-  } catch (const Json::exception& error) {
-    TORCH_CHECK(false, "'", path.string(), "' is not JSON: ", error.what());
+    json = Json::parse(read_text(path), [&](int depth, Json::parse_event_t /*event*/, Json&) {
+      TORCH_CHECK(depth <= kMostLevels, "'", path.string(), "' is nested deeper than ", kMostLevels,
+                  " levels");
+      return true;
+    });
+  } catch (const Json::parse_error& error) {
+    TORCH_CHECK(false, "'", path.string(), "' is not JSON, or is truncated, at byte ", error.byte);
+  } catch (const Json::exception&) {
+    TORCH_CHECK(false, "'", path.string(), "' has a number that is out of range");
   }
+  TORCH_CHECK(json.is_object(), "'", path.string(), "' is ", shown(json), ", must be an object");
+  return json;
+}
+
+/// A field of a file of a run, in the type of `value`.
+template <class T>
+void read_field(const Json& json, const std::string& name, T& value) {
+  const auto found = json.find(name);
+  TORCH_CHECK(found != json.end(), "it has no '", name, "'");
+  bool fits = false;
+  const char* rule = "";
+  if constexpr (std::is_same_v<T, bool>) {
+    fits = found->is_boolean();
+    rule = "true or false";
+  } else if constexpr (std::is_unsigned_v<T>) {
+    fits = found->is_number_unsigned();
+    rule = "a whole number of at least 0";
+  } else if constexpr (std::is_integral_v<T>) {
+    constexpr uint64_t most = std::numeric_limits<T>::max();
+    fits =
+        found->is_number_unsigned() ? found->get<uint64_t>() <= most : found->is_number_integer();
+    rule = "a whole number of 64 bits";
+  } else if constexpr (std::is_floating_point_v<T>) {
+    fits = found->is_number();
+    rule = "a number";
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    fits = found->is_string();
+    rule = "a string";
+  } else {
+    fits = found->is_object();
+    rule = "an object";
+  }
+  TORCH_CHECK(fits, "its '", name, "' is ", shown(*found), ", must be ", rule);
+  value = found->get<T>();
+}
+
+/// Makes what a run is made of, to learn before anything is written whether it can be: gauges and the base
+/// rule refuse treatments that do not go with them. Once for all seeds.
+void try_out(const RunConfig& config) {
+  static std::set<std::string> passed;
+  auto without_seed = config;
+  without_seed.seed = 0;
+  const auto what = Json(without_seed).dump();
+  if (passed.contains(what)) return;
+  const auto testbed = testbed_entry(config.testbed).make(config.testbed_settings);
+  const auto params =
+      testbed.init(config.seed, config.dtype == "float64" ? at::kDouble : at::kFloat);
+  optimizer_entry(config.optimizer).make(config.optimizer_settings, params, testbed.gauges(params));
+  passed.insert(what);
+}
+
+/// A measurement; discarded if the text is cut off.
+Json parsed_line(const std::string& line) {
+  constexpr auto at_most = [](int depth, Json::parse_event_t /*event*/, Json&) {
+    return depth <= kMostLevels;
+  };
+  return Json::parse(line, at_most, /*allow_exceptions=*/false);
 }
 
 }  // namespace
@@ -346,7 +429,7 @@ void to_json(Json& json, const RunConfig& config) {
 }
 
 void from_json(const Json& json, RunConfig& config) {
-  visit_fields(config, [&](const char* name, auto& value) { json.at(name).get_to(value); });
+  visit_fields(config, [&](const char* name, auto& value) { read_field(json, name, value); });
 }
 
 const char* to_string(RunStatus status) {
@@ -370,7 +453,10 @@ RunConfig completed(RunConfig config) {
       complete("optimizer " + optimizer.name, optimizer.settings, config.optimizer_settings);
   TORCH_CHECK_VALUE(config.evaluate_every > 0, "option evaluate_every must be > 0, got ",
                     config.evaluate_every);
-  TORCH_CHECK_VALUE(config.threads > 0, "option threads must be > 0, got ", config.threads);
+  TORCH_CHECK_VALUE(config.threads > 0 && config.threads <= kMostThreads,
+                    "option threads must be from 1 to ", kMostThreads, ", got ", config.threads);
+  TORCH_CHECK_VALUE(std::isfinite(config.stop_at), "option stop_at must be finite, got ",
+                    config.stop_at);
   TORCH_CHECK_VALUE(config.warmup >= 0, "option warmup must be >= 0, got ", config.warmup);
   TORCH_CHECK_VALUE(config.steps > config.warmup, "option steps must be > warmup, which is ",
                     config.warmup, ", got ", config.steps);
@@ -407,6 +493,7 @@ void prepare(const RunConfig& given, const fs::path& folder) {
   TORCH_CHECK_VALUE(difference.empty(), "'", folder.string(), "' holds another run (", difference,
                     "); delete it, or choose another folder with --out");
   if (fs::exists(config_file(folder))) return;
+  try_out(config);
   Json json = config;
   json["versions"] = versions();
   write_text(config_file(folder), json.dump(1) + "\n");
@@ -459,10 +546,12 @@ std::optional<RunSummary> execute(const RunConfig& config, const fs::path& folde
 RunConfig read_config(const fs::path& folder) {
   const auto path = config_file(folder);
   TORCH_CHECK(fs::exists(path), "'", folder.string(), "' is no run: it has no config.json");
+  const auto json = parse_file(path);
   try {
-    return parse_file(path).get<RunConfig>();
-  } catch (const Json::exception& error) {
-    TORCH_CHECK(false, "'", path.string(), "' is not the configuration of a run: ", error.what());
+    return json.get<RunConfig>();
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, "'", path.string(),
+                "' is not the configuration of a run: ", error.what_without_backtrace());
   }
 }
 
@@ -470,11 +559,21 @@ std::optional<RunSummary> read_summary(const fs::path& folder) {
   const auto path = summary_file(folder);
   if (!fs::exists(path)) return std::nullopt;
   const auto json = parse_file(path);
-  RunSummary summary{.status = RunStatus::finished, .steps = json.at("steps")};
-  for (const auto status : {RunStatus::reached, RunStatus::diverged}) {
-    if (json.at("status") == to_string(status)) summary.status = status;
+  RunSummary summary{.status = RunStatus::finished, .steps = 0};
+  try {
+    std::string word;
+    read_field(json, "status", word);
+    read_field(json, "steps", summary.steps);
+    for (const auto status : {RunStatus::finished, RunStatus::reached, RunStatus::diverged}) {
+      if (word != to_string(status)) continue;
+      summary.status = status;
+      return summary;
+    }
+    TORCH_CHECK(false, "its 'status' is '", word, "', must be finished, reached or diverged");
+  } catch (const c10::Error& error) {
+    TORCH_CHECK(false, "'", path.string(),
+                "' is not the summary of a run: ", error.what_without_backtrace());
   }
-  return summary;
 }
 
 std::vector<Measurement> read_metrics(const fs::path& folder) {
@@ -482,18 +581,23 @@ std::vector<Measurement> read_metrics(const fs::path& folder) {
   if (!fs::exists(metrics_file(folder))) return result;
   std::istringstream lines(read_text(metrics_file(folder)));
   for (std::string line; std::getline(lines, line);) {
-    const auto json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (json.is_discarded()) break;
-    Measurement measurement;
-    for (const auto& [name, value] : json.items()) {
-      if (name == "step") {
-        measurement.step = value;
-      } else {
-        measurement.values[name] =
-            value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
+    const auto json = parsed_line(line);
+    if (json.is_discarded()) break;  // whoever wrote it was killed, or is writing now
+    try {
+      Measurement measurement;
+      TORCH_CHECK(json.is_object(), "it is ", shown(json), ", must be an object");
+      read_field(json, "step", measurement.step);
+      for (const auto& [name, value] : json.items()) {
+        if (name == "step") continue;
+        auto& number = measurement.values[name];
+        number = std::numeric_limits<double>::quiet_NaN();
+        if (!value.is_null()) read_field(json, name, number);
       }
+      result.push_back(std::move(measurement));
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(false, "'", metrics_file(folder).string(), "', line ", result.size() + 1, ": ",
+                  error.what_without_backtrace());
     }
-    result.push_back(std::move(measurement));
   }
   return result;
 }

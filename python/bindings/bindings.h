@@ -1,5 +1,6 @@
 #pragma once
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
@@ -18,6 +19,14 @@ namespace ddc::python {
 namespace py = pybind11;
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// Without the lock of the interpreter, and without the autocast that the caller may be under: matrix
+/// products of weights and gradients must not be rounded to 16 bits.
+class Unlocked {
+ private:
+  c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
+  py::gil_scoped_release unlocked_;
+};
 
 inline Parameters table_of(NamedTensors tensors) {
   Parameters table;

@@ -302,7 +302,7 @@ std::map<std::string, at::Tensor> dictionary(const Parameters& table) {
 }
 
 void bind_measures(py::module_& module) {
-  using OfThread = py::call_guard<py::gil_scoped_release>;
+  using OfThread = py::call_guard<Unlocked>;
   module.def(
       "engagement",
       [](const std::vector<Gauge>& gauges, NamedTensors parameters, PythonEvaluate evaluate,
@@ -478,7 +478,7 @@ void bind_invariants(py::module_& module) {
           return loss(std::move(tensors), batch);
         };
         const auto table = table_of(std::move(parameters));
-        const py::gil_scoped_release unlocked;
+        const Unlocked unlocked;
         return testing::check_gauge_invariants(gauge, table, of_table, options);
       },
       py::arg("gauge"), parameters_arg(), py::arg("loss"), py::kw_only(), py::arg("optimizer"),

@@ -3,7 +3,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <sstream>
+#include <utility>
 
 #include "bindings.h"
 #include "ddc/discover/symmetry_group.h"
@@ -175,11 +177,46 @@ std::unique_ptr<LiftedOptimizer> make_optimizer(const py::object& rule,
 
 namespace {
 
+/// Weights and state as they are now, to put back if a step fails half way. Rules of this library do not;
+/// one in Python may raise, or be interrupted by Ctrl-C.
+class Snapshot {
+ public:
+  explicit Snapshot(LiftedOptimizer& optimizer) {
+    const at::NoGradGuard no_grad;
+    for (const auto& [name, tensor] : optimizer.parameter_table()) {
+      weights_.emplace_back(tensor, tensor.detach().clone());
+    }
+    for (const auto& slot : optimizer.state_slots()) {
+      slots_.push_back({slot.tensor, *slot.tensor, slot.tensor->detach().clone()});
+    }
+  }
+  void put_back() const {
+    const at::NoGradGuard no_grad;
+    for (const auto& [tensor, value] : weights_) at::Tensor(tensor).copy_(value);
+    for (const auto& [place, tensor, value] : slots_) {
+      *place = tensor;
+      place->copy_(value);
+    }
+  }
+
+ private:
+  struct Slot {
+    at::Tensor* place;
+    at::Tensor tensor;
+    at::Tensor value;
+  };
+  std::vector<std::pair<at::Tensor, at::Tensor>> weights_;
+  std::vector<Slot> slots_;
+};
+
 /// A lifted optimizer whose options and state are torch.optim's dictionaries. Those are what counts:
-/// they are looked at before every step, and loaded where they are not what the last step left.
+/// they are looked at before every step, and loaded where they are not what the last step left. One thread
+/// at a time: others get an error while a step is being made.
 class Core {
  public:
-  explicit Core(std::unique_ptr<LiftedOptimizer> optimizer) : optimizer_(std::move(optimizer)) {
+  explicit Core(std::unique_ptr<LiftedOptimizer> optimizer)
+      : optimizer_(std::move(optimizer)),
+        may_fail_(dynamic_cast<PythonOptimizer*>(optimizer_.get()) != nullptr) {
     bound_at_ = checksums();
   }
 
@@ -187,23 +224,26 @@ class Core {
   /// of the param groups whose options have changed.
   void step(const std::map<size_t, py::dict>& options, const py::object& state,
             const py::list& parameters) {
-    // Not a lock to wait for: whoever has it may be waiting for the interpreter's.
-    const std::unique_lock<std::mutex> alone(stepping_, std::try_to_lock);
-    TORCH_CHECK(alone.owns_lock(), "another thread is in the middle of a step of this optimizer");
+    const auto lock = alone();
     for (const auto& [group, values] : options) {
       optimizer_->set_options(group, option_values(values));
     }
     pull(state, parameters);
-    {
-      const py::gil_scoped_release unlocked;
+    const auto before = may_fail_ ? std::make_optional<Snapshot>(*optimizer_) : std::nullopt;
+    try {
+      const Unlocked unlocked;
       optimizer_->step();
+    } catch (...) {
+      if (before) before->put_back();
+      throw;
     }
-    push(state, parameters, /*missing=*/false);
+    put(state, parameters, /*missing=*/false);
   }
 
   /// Throws unless `state` can be loaded with these options.
   void check(const std::vector<py::dict>& options, const py::object& state,
              const py::list& parameters) {
+    const auto lock = alone();
     std::vector<OptionValues> own;
     for (const auto& group : optimizer_->param_groups()) {
       own.push_back(dynamic_cast<const LiftedOptions&>(group.options()).values());
@@ -225,6 +265,59 @@ class Core {
 
   /// Puts the state into the dictionaries, or (`missing`) what they do not have.
   void push(const py::object& state, const py::list& parameters, bool missing) {
+    const auto lock = alone();
+    put(state, parameters, missing);
+  }
+
+  /// Type and device of the tensors of the state, by place of the parameter and key.
+  py::list slots() {
+    const auto lock = alone();
+    py::list result;
+    for (const auto& slot : optimizer_->state_slots()) {
+      const py::object tensor = py::cast(*slot.tensor);
+      result.append(py::make_tuple(slot.parameter, slot.key_in_parameter(), tensor.attr("dtype"),
+                                   tensor.attr("device")));
+    }
+    return result;
+  }
+
+  /// What `read` returns of the optimizer.
+  template <class Read>
+  auto read(const Read& read) const {
+    const auto lock = alone();
+    return read(std::as_const(*optimizer_));
+  }
+
+  /// Loads a state, and moves weights that are placed to the place that it knows.
+  void resume(const py::object& state, const py::list& parameters) {
+    const auto lock = alone();
+    is_fresh_ = false;
+    load(state, parameters, LiftedOptimizer::Load::resume);
+  }
+
+  void move(const py::object& state, const py::list& parameters, bool to_original) {
+    const auto lock = alone();
+    pull(state, parameters);
+    const Unlocked unlocked;
+    to_original ? optimizer_->to_original_() : optimizer_->to_canonical_();
+  }
+
+  void settle(const py::object& state, const py::list& parameters) {
+    const auto lock = alone();
+    pull(state, parameters);
+    const Unlocked unlocked;
+    optimizer_->settle_();
+  }
+
+ private:
+  /// Not a lock to wait for: whoever has it may be waiting for the interpreter's.
+  std::unique_lock<std::mutex> alone() const {
+    std::unique_lock<std::mutex> lock(stepping_, std::try_to_lock);
+    TORCH_CHECK(lock.owns_lock(), "another thread is in the middle of a step of this optimizer");
+    return lock;
+  }
+
+  void put(const py::object& state, const py::list& parameters, bool missing) {
     for (const auto& slot : optimizer_->state_slots()) {
       const py::object entry = state[parameters[slot.parameter]];
       const auto key = py::str(slot.key_in_parameter());
@@ -237,38 +330,6 @@ class Core {
     }
   }
 
-  /// Type and device of the tensors of the state, by place of the parameter and key.
-  py::list slots() {
-    py::list result;
-    for (const auto& slot : optimizer_->state_slots()) {
-      const py::object tensor = py::cast(*slot.tensor);
-      result.append(py::make_tuple(slot.parameter, slot.key_in_parameter(), tensor.attr("dtype"),
-                                   tensor.attr("device")));
-    }
-    return result;
-  }
-
-  const LiftedOptimizer& optimizer() const { return *optimizer_; }
-
-  /// Loads a state, and moves weights that are placed to the place that it knows.
-  void resume(const py::object& state, const py::list& parameters) {
-    is_fresh_ = false;
-    load(state, parameters, LiftedOptimizer::Load::resume);
-  }
-
-  void move(const py::object& state, const py::list& parameters, bool to_original) {
-    pull(state, parameters);
-    const py::gil_scoped_release unlocked;
-    to_original ? optimizer_->to_original_() : optimizer_->to_canonical_();
-  }
-
-  void settle(const py::object& state, const py::list& parameters) {
-    pull(state, parameters);
-    const py::gil_scoped_release unlocked;
-    optimizer_->settle_();
-  }
-
- private:
   /// The dictionary of a parameter, or None.
   static py::object entries_of(const py::object& state, const py::handle& parameter) {
     return state.attr("get")(parameter);
@@ -304,8 +365,7 @@ class Core {
   }
 
   void reset() {
-    const py::gil_scoped_release
-        unlocked;  // gradients may have to be moved, which asks for autograd
+    const Unlocked unlocked;  // gradients may have to be moved, which asks for autograd
     optimizer_->reset_state();
   }
 
@@ -349,7 +409,8 @@ class Core {
   }
 
   std::unique_ptr<LiftedOptimizer> optimizer_;
-  std::mutex stepping_;
+  bool may_fail_;
+  mutable std::mutex stepping_;
   /// Nothing was stepped or loaded since the gauges were bound to weights with these sums.
   bool is_fresh_ = true;
   std::vector<double> bound_at_;
@@ -402,13 +463,19 @@ void bind_optimizer(py::module_& module) {
       .def("move", &Core::move, py::arg("state"), py::arg("parameters"), py::arg("to_original"))
       .def("settle", &Core::settle, py::arg("state"), py::arg("parameters"))
       .def_property_readonly("is_placed",
-                             [](const Core& core) { return core.optimizer().is_placed(); })
-      .def("symmetries", [](const Core& core) { return core.optimizer().symmetries(); })
-      .def("gauges", [](const Core& core) { return core.optimizer().gauges(); })
+                             [](const Core& core) {
+                               return core.read([](const auto& own) { return own.is_placed(); });
+                             })
+      .def("symmetries",
+           [](const Core& core) {
+             return core.read([](const auto& own) { return own.symmetries(); });
+           })
+      .def("gauges",
+           [](const Core& core) { return core.read([](const auto& own) { return own.gauges(); }); })
       .def(
           "treatment",
           [](const Core& core, const std::string& gauge) {
-            auto treatment = core.optimizer().treatment(gauge);
+            auto treatment = core.read([&](const auto& own) { return own.treatment(gauge); });
             py::dict result;
             for (const auto& option : treatment.options()) {
               result[py::str(option.name())] = to_python(option, option.get());
@@ -419,10 +486,12 @@ void bind_optimizer(py::module_& module) {
       .def(
           "gauge_coordinate",
           [](const Core& core, const std::string& gauge) {
-            return core.optimizer().gauge_coordinate(gauge);
+            return core.read([&](const auto& own) { return own.gauge_coordinate(gauge); });
           },
           py::arg("gauge"))
-      .def("report", [](const Core& core) { return core.optimizer().report(); });
+      .def("report", [](const Core& core) {
+        return core.read([](const auto& own) { return own.report(); });
+      });
 
   module.def("rules", [] {
     py::list result;

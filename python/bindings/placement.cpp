@@ -89,14 +89,14 @@ void bind_placement(py::module_& module) {
                [](NamedTensors parameters, std::vector<Gauge> gauges, const py::dict& treatment) {
                  auto treatments = treatments_of({}, treatment);
                  treatments.check(gauges);
-                 const py::gil_scoped_release unlocked;
+                 const Unlocked unlocked;
                  return Placement(table_of(std::move(parameters)), std::move(gauges),
                                   std::move(treatments));
                }),
            py::arg("parameters"), py::arg("gauges"), py::arg("treatment"))
-      .def("restore", &Placement::restore_, py::call_guard<py::gil_scoped_release>())
-      .def("to_original", &Placement::to_original_, py::call_guard<py::gil_scoped_release>())
-      .def("to_canonical", &Placement::to_canonical_, py::call_guard<py::gil_scoped_release>())
+      .def("restore", &Placement::restore_, py::call_guard<Unlocked>())
+      .def("to_original", &Placement::to_original_, py::call_guard<Unlocked>())
+      .def("to_canonical", &Placement::to_canonical_, py::call_guard<Unlocked>())
       .def_property_readonly("is_original", &Placement::is_original)
       .def("state",
            [](Placement& placement) {
@@ -106,7 +106,7 @@ void bind_placement(py::module_& module) {
              }
              return result;
            })
-      .def("check_state", &check_state, py::arg("state"), py::call_guard<py::gil_scoped_release>())
+      .def("check_state", &check_state, py::arg("state"), py::call_guard<Unlocked>())
       .def(
           "load",
           [](Placement& placement, const State& state, bool at_original) {
@@ -115,12 +115,11 @@ void bind_placement(py::module_& module) {
             for (const auto& [name, own] : named_state(placement)) own->copy_(state.at(name));
             placement.loaded(at_original);
           },
-          py::arg("state"), py::arg("at_original"), py::call_guard<py::gil_scoped_release>())
+          py::arg("state"), py::arg("at_original"), py::call_guard<Unlocked>())
       .def(
           "loaded", [](Placement& placement, bool at_original) { placement.loaded(at_original); },
           py::arg("at_original"))
-      .def("distance_to_section", &Placement::distance_to_section,
-           py::call_guard<py::gil_scoped_release>())
+      .def("distance_to_section", &Placement::distance_to_section, py::call_guard<Unlocked>())
       .def("elements", [](const Placement& placement) {
         const auto move = placement.to_original();
         NamedTensors result;
@@ -135,12 +134,11 @@ void bind_placement(py::module_& module) {
       [](std::vector<Gauge> gauges, std::vector<at::Tensor> elements, NamedTensors parameters) {
         Move{std::move(gauges), std::move(elements)}.apply_(table_of(std::move(parameters)));
       },
-      py::arg("gauges"), py::arg("elements"), py::arg("parameters"),
-      py::call_guard<py::gil_scoped_release>());
+      py::arg("gauges"), py::arg("elements"), py::arg("parameters"), py::call_guard<Unlocked>());
   module.def(
       "inverse",
       [](const Gauge& gauge, const at::Tensor& element) { return inverse(gauge, element); },
-      py::arg("gauge"), py::arg("element"), py::call_guard<py::gil_scoped_release>());
+      py::arg("gauge"), py::arg("element"), py::call_guard<Unlocked>());
   module.def(
       "random_element",
       [](const std::vector<Gauge>& gauges, NamedTensors parameters, double size, uint64_t seed) {
@@ -148,9 +146,9 @@ void bind_placement(py::module_& module) {
                               at::make_generator<at::CPUGeneratorImpl>(seed));
       },
       py::arg("gauges"), py::arg("parameters"), py::arg("size"), py::arg("seed"),
-      py::call_guard<py::gil_scoped_release>());
+      py::call_guard<Unlocked>());
   module.def("overlap", &overlap, py::arg("gauge"), py::arg("parameters"), py::arg("others"),
-             py::call_guard<py::gil_scoped_release>());
+             py::call_guard<Unlocked>());
 }
 
 }  // namespace ddc::python

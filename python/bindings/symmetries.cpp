@@ -131,13 +131,13 @@ void bind_symmetries(py::module_& module) {
                        NamedTensors parameters) { group.check(table_of(std::move(parameters))); })
       .def("act_random_",
            [](const SymmetryGroup& group, NamedTensors parameters, double size, uint64_t seed) {
-             const py::gil_scoped_release unlocked;
+             const Unlocked unlocked;
              group.act_random_(table_of(std::move(parameters)), size, seed);
            })
       .def("gate",
            [](const SymmetryGroup& group, NamedTensors parameters, PythonEvaluate evaluate,
               uint64_t seed) {
-             const py::gil_scoped_release unlocked;
+             const Unlocked unlocked;
              return gate(group.gauges(), table_of(std::move(parameters)),
                          evaluate_of(std::move(evaluate)), {.seed = seed});
            })
@@ -189,10 +189,10 @@ void bind_symmetries(py::module_& module) {
         return entries;
       });
 
-  module.def("discover", &discover_in, py::call_guard<py::gil_scoped_release>(),
-             py::arg("parameters"), py::arg("evaluate"), py::kw_only(), py::arg("seed"),
-             py::arg("head_sizes"), py::arg("engagement_steps"), py::arg("completeness"),
-             py::arg("exact_up_to"), py::arg("progress"));
+  module.def("discover", &discover_in, py::call_guard<Unlocked>(), py::arg("parameters"),
+             py::arg("evaluate"), py::kw_only(), py::arg("seed"), py::arg("head_sizes"),
+             py::arg("engagement_steps"), py::arg("completeness"), py::arg("exact_up_to"),
+             py::arg("progress"));
 }
 
 }  // namespace ddc::python

@@ -6,10 +6,12 @@ import argparse
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 import ddc
@@ -166,10 +168,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         {"audit": _audit, "diff": _diff}[options.command](options)
-    except (RuntimeError, TypeError, ValueError) as error:
-        print(f"ddc: {error}", file=sys.stderr)
+    except Exception as error:
+        if not isinstance(error, (RuntimeError, TypeError, ValueError)) or _is_of_others(error):
+            # Of the user's model or loss: type, file and line say what to mend.
+            traceback.print_exc()
+        else:
+            print(f"ddc: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _is_of_others(error: BaseException) -> bool:
+    """Whether the error came up in code that is neither of this package, nor of torch or Python."""
+    own, of_torch, python = (
+        Path(module.__file__ or "").resolve().parent for module in (ddc, torch, traceback)
+    )
+    for frame in traceback.extract_tb(error.__traceback__):
+        folders = Path(frame.filename).resolve().parents
+        # Packages are installed in a folder of Python's.
+        is_python = python in folders and python / "site-packages" not in folders
+        if not (own in folders or of_torch in folders or is_python or frame.filename[0] == "<"):
+            return True
+    return False
 
 
 if __name__ == "__main__":

@@ -43,7 +43,17 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def check_whole(named: Iterable[tuple[str, Tensor]]) -> None:
+    """Refuses parameters that have no values, or only a part of them."""
     for name, tensor in named:
+        if isinstance(tensor, nn.UninitializedParameter):
+            raise RuntimeError(
+                f"parameter '{name}' is lazy and has no shape yet: call the model on a batch first"
+            )
+        if tensor.is_meta:
+            raise RuntimeError(
+                f"parameter '{name}' is on the meta device and has no values: materialise the model "
+                "first, for example with to_empty and load_state_dict"
+            )
         if is_sharded(tensor):
             raise RuntimeError(
                 f"parameter '{name}' is sharded or flattened ({type(tensor).__name__}): the shape that "

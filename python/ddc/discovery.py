@@ -211,6 +211,7 @@ class Evaluation:
             raise ValueError("the model has no parameter that requires a gradient")
         self._said = "loss(model, batch)" if has_batches else "loss(model)"
         self._all_double = all(tensor.dtype == torch.float64 for _, tensor in self.parameters)
+        self._device = self.parameters[0][1].device.type
         self._outputs: list[Tensor] = []
         self._has_outputs = True
         self._taken = False
@@ -267,6 +268,8 @@ class Evaluation:
         self._outputs = []
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
+            # The caller's; the library computes without it.
+            stack.enter_context(torch.autocast(self._device, enabled=False))
             if self._all_double:
                 stack.enter_context(Float64())
             if self._no_backward is not None:
@@ -286,7 +289,21 @@ class Evaluation:
         return loss, self._one_output() if self._has_outputs else None
 
     def _check(self) -> None:
-        first, outputs = self(0)
+        seen: set[torch.dtype] = set()
+
+        def look(*_: Any) -> None:
+            if torch.is_autocast_enabled(self._device):
+                seen.add(torch.get_autocast_dtype(self._device))
+
+        with nn.modules.module.register_module_forward_pre_hook(look):
+            first, outputs = self(0)
+        if any(dtype.itemsize == 2 for dtype in seen):
+            # Autocast around discovery is off; this one is the loss's own.
+            raise ValueError(
+                f"{self._said} runs the model under autocast ({', '.join(map(str, seen))}), which "
+                "rounds away what symmetries are found by: leave it out of the loss that discovery "
+                "is given; training may use it all the same"
+            )
         second, _ = self(0)
         difference = abs(first.item() - second.item())
         if difference > 1e-5 * abs(first.item()):

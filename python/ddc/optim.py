@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -31,9 +32,9 @@ ParamGroups = list[dict[str, Any]]
 StateDict = dict[str, Any]
 Symmetries = SymmetryGroup | Sequence[_C.Gauge]
 
-_NOT_OPTIONS = frozenset(
-    ("params", "param_names", "symmetries", "initial_lr", "differentiable", "foreach", "fused")
-)
+# Options of torch's optimizers that none here has.
+_OF_TORCH = ("amsgrad", "capturable", "differentiable", "foreach", "fused")
+_NOT_OPTIONS = frozenset(("params", "param_names", "symmetries", "initial_lr", *_OF_TORCH))
 
 
 class Lifted(Optimizer):
@@ -64,6 +65,11 @@ class Lifted(Optimizer):
         params = self._symmetries[1] if self._symmetries else params
         self._group = self._symmetries[0] if self._symmetries else None
         del self._symmetries
+        if self._group is not None and not self._group.gauges:
+            warnings.warn(
+                f"{type(self).__name__}: the symmetries have no gauge, so this is the plain optimizer",
+                stacklevel=2,
+            )
         self._recipe = recipe
         self._treatment = {name: value for name, value in treatment.items() if value is not None}
         if self._group is None and self._treatment:
@@ -260,6 +266,7 @@ class Lifted(Optimizer):
         """
         super().add_param_group(param_group)
         try:
+            check_whole(chain.from_iterable(_named(self.param_groups[-1:])))
             self._set_missing_options(self.param_groups[-1])
             self._check_group(self.param_groups[-1])
             if not self._constructing:
@@ -289,12 +296,15 @@ class Lifted(Optimizer):
         # torch would cast state to the type of its parameter. The last hook before it takes the
         # state away, in its own types, and the first one after it puts it in.
         def before(_: Optimizer, given: StateDict) -> StateDict | None:
+            _check_is_state_dict(given)
             given = self._upgraded(given)
             self._check_symmetries(given["param_groups"])
             if _sizes(given["param_groups"]) != _sizes(self.param_groups):
                 return None  # torch says what is wrong
             groups = self._with_own_parameters(given["param_groups"])
             self._check_names(groups)
+            for group in groups:
+                self._check_group(group)
             loaded.update(self._own_state(given))
             core.check(self._options(groups), loaded, self._parameters())
             complete = [
@@ -344,6 +354,13 @@ class Lifted(Optimizer):
     def _check_group(self, group: dict[str, Any]) -> None:
         """Refuses options that are misspelled, or that torch's optimizers have and this one has not."""
         known = [option.name for option in self._declared]
+        for name in _OF_TORCH:
+            # False or None in the state dicts of torch's optimizers, which are read.
+            if name not in known and group.get(name):
+                raise ValueError(
+                    f"param group: {type(self).__name__} has no option '{name}' as torch's optimizers do, "
+                    f"got {group[name]!r}; leave it out"
+                )
         for name in group:
             if name not in known and name not in _NOT_OPTIONS and not name.startswith("_"):
                 near = _C.nearest(name, known)
@@ -652,6 +669,25 @@ def _number(option: str, value: Any) -> Any:
             raise ValueError(f"Tensor {option} must be 1-element, has shape {tuple(value.shape)}")
         return value.item()
     return value
+
+
+def _check_is_state_dict(given: Any) -> None:
+    """Refuses what is no state dict of an optimizer at all, as a model's is not."""
+    for name, kind in (("state", dict), ("param_groups", list)):
+        if not isinstance(given, Mapping) or not isinstance(given.get(name), kind):
+            what = f"a {type(given).__name__}"
+            if isinstance(given, Mapping):
+                what = f"a dict with {', '.join(map(repr, list(given)[:3])) or 'nothing'}"
+            raise ValueError(
+                f"state dict: '{name}' is missing or no {kind.__name__}: this is {what}, and no "
+                "state dict of an optimizer"
+            )
+    for index, group in enumerate(given["param_groups"]):
+        if not isinstance(group, dict) or not isinstance(group.get("params"), list):
+            raise ValueError(f"state dict: param group {index} has no list of params")
+    for number, entry in given["state"].items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"state dict: the state of parameter {number!r} is no dict")
 
 
 def _sizes(groups: ParamGroups) -> list[int]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ddc import _C
+from ddc._model import check_whole
 from ddc._options import (
     TREATMENT,
     Declaration,
@@ -146,6 +147,8 @@ class DDCMuon(Lifted):
             name, tensor = member if isinstance(member, tuple) else (None, member)
             if name is None and names is not None:
                 name = names[index]
+            if isinstance(tensor, Tensor):
+                check_whole([(str(name or f"param{index}"), tensor)])
             self._routes.append(route(name, tensor, self._roles, self._use_adam))
             split[self._routes[-1].use_adam].append(
                 member if names is None else (names[index], tensor)

@@ -101,7 +101,8 @@ void check_gauges(const SymmetryGroup& group) {
     if (!names.insert(gauge.name).second) {
       Reader::reject(inside(path, "name"), gauge.name, "unique");
     }
-    if (!gauge.legs.empty() && gauge.channels / std::ssize(gauge.legs) > longest) {
+    const int64_t most = std::min(longest, kMostEntries);
+    if (!gauge.legs.empty() && gauge.channels / std::ssize(gauge.legs) > most) {
       Reader::reject(inside(path, "channels"), gauge.channels,
                      "no more than the axes of its legs could have");
     }

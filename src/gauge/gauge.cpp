@@ -11,6 +11,9 @@
 namespace ddc {
 namespace {
 
+/// A factor of two to a power beyond this leaves what float32 can hold.
+constexpr double kLargestExponent = 64;
+
 /// The shape of the shift vector that one leg admits, among tensors of `dim` axes: the tensor's, with
 /// one index along the leg's axis. Empty if there are fewer axes.
 std::vector<int64_t> shape_of_shift(const Leg& leg, const at::Tensor& tensor, int64_t dim) {
@@ -101,6 +104,10 @@ void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,
               leg.axis, " is not one of a tensor of shape ", tensor.sizes());
   TORCH_CHECK(std::isfinite(leg.exponent) && leg.exponent != 0, where(),
               "exponent must be finite and not zero, got ", leg.exponent);
+  TORCH_CHECK(
+      std::abs(leg.exponent) <= kLargestExponent && std::abs(leg.exponent) >= 1 / kLargestExponent,
+      where(), "exponent must be of a size between 1/", kLargestExponent, " and ", kLargestExponent,
+      ", got ", leg.exponent);
   TORCH_CHECK(
       !gauge.mixes() || leg.exponent == 1 || (leg.exponent == -1 && gauge.action == Action::linear),
       where(), "exponent must be 1", gauge.action == Action::linear ? " or -1" : "", " in a ",

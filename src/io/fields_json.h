@@ -6,6 +6,7 @@
 #include <concepts>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -30,6 +31,8 @@ namespace ddc::fields_json {
 using json = nlohmann::ordered_json;
 
 constexpr size_t kWidth = 100;
+/// More entries (1 GB) than all channel maps of a model have.
+constexpr int64_t kMostEntries = 1 << 27;
 
 template <class T, class Struct>
 concept Is = std::same_as<std::remove_const_t<T>, Struct>;
@@ -186,9 +189,11 @@ inline void lay_out(const json& node, size_t indent, std::string& text) {
 
 class Reader {
  public:
-  /// `longest` is the most entries that runs may stand for: a short text must not fill memory.
-  Reader(const json& object, std::string path, int64_t longest)
-      : object_(object), path_(std::move(path)), longest_(longest) {
+  /// `longest` is the most entries that a list of runs may stand for, and `room` what is left for all lists
+  /// of the text: a short one must not fill memory.
+  Reader(const json& object, std::string path, int64_t longest,
+         std::shared_ptr<int64_t> room = std::make_shared<int64_t>(kMostEntries))
+      : object_(object), path_(std::move(path)), longest_(longest), room_(std::move(room)) {
     if (!object.is_object()) reject(path_, object, "an object");
   }
 
@@ -238,7 +243,7 @@ class Reader {
       value.resize(node.size());
       for (size_t i = 0; i < node.size(); ++i) read(node[i], inside(path, i), value[i], least);
     } else {
-      Reader reader(node, path, longest_);
+      Reader reader(node, path, longest_, room_);
       fields(reader, value);
     }
   }
@@ -281,6 +286,12 @@ class Reader {
                    .append(std::to_string(longest_))
                    .append(" indices)"));
       }
+      *room_ -= count;
+      if (*room_ < 0) {
+        reject(where, run,
+               "a run that leaves all lists together below " + std::to_string(kMostEntries) +
+                   " entries");
+      }
       // In floating point, where it cannot overflow.
       const double last =
           static_cast<double>(first) + static_cast<double>(step) * static_cast<double>(count - 1);
@@ -297,6 +308,7 @@ class Reader {
   const json& object_;
   std::string path_;
   int64_t longest_;
+  std::shared_ptr<int64_t> room_;
 };
 
 }  // namespace ddc::fields_json

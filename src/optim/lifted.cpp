@@ -417,6 +417,7 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
 
 void LiftedOptimizer::step_plain_(const std::vector<size_t>& tensors,
                                   const std::vector<StepSettings>& settings) {
+  if (tensors.empty()) return;
   const auto& plan = frame_->plan();
   std::vector<kernels::PassEntry> entries(tensors.size());
   std::vector<bool> in_pass(plan.tensors.size());

@@ -15,6 +15,7 @@
 #include "ddc/placement.h"
 #include "frame/frame.h"
 #include "gauge/gauge_fields.h"
+#include "kernels/tensors.h"
 
 namespace ddc {
 
@@ -74,6 +75,24 @@ OptionValues read_options(const json& object) {
   return values;
 }
 
+/// Refuses what no step leaves behind, and what would make the weights NaN some steps later.
+void check_values(const std::string& key, const at::Tensor& tensor) {
+  if (tensor.scalar_type() == at::kLong) {
+    const auto count = tensor.item<int64_t>();
+    TORCH_CHECK(count >= 0, "optimizer state '", key, "' must be >= 0, is ", count);
+  }
+  if (!at::isFloatingType(tensor.scalar_type()) || tensor.numel() == 0) return;
+  const auto field = key.substr(key.rfind('.') + 1);
+  const bool is_average = field == "exp_avg_sq" || field == "second";
+  // The square of a huge gradient may be infinite. Those of heads may be matrices, which have entries of
+  // either sign.
+  const bool of_squares = is_average || key.find(".head_sq") != std::string::npos;
+  const bool fits = of_squares ? !tensor.isnan().any().item<bool>() : kernels::all_finite({tensor});
+  TORCH_CHECK(fits, "optimizer state '", key, "' has NaN ", of_squares ? "" : "or Inf ", "entries");
+  TORCH_CHECK(!is_average || tensor.min().item<double>() >= 0, "optimizer state '", key,
+              "' has negative entries: it is an average of squares");
+}
+
 /// Collects what a load will do, so that nothing is done before everything has been checked.
 class Loader {
  public:
@@ -89,13 +108,12 @@ class Loader {
     TORCH_CHECK(found != tensors_.end(), "optimizer state has no tensor '", key, "'");
     used_.insert(key);
     const auto& tensor = found->second;
+    TORCH_CHECK(tensor.layout() == at::kStrided, "optimizer state '", key, "' has layout ",
+                tensor.layout(), ", must be a dense tensor");
     TORCH_CHECK(tensor.sizes() == shape && tensor.scalar_type() == type, "optimizer state '", key,
                 "' is of type ", tensor.scalar_type(), " and shape ", tensor.sizes(), ", expected ",
                 type, " and ", shape);
-    if (type == at::kLong) {
-      const auto count = tensor.item<int64_t>();
-      TORCH_CHECK(count >= 0, "optimizer state '", key, "' must be >= 0, is ", count);
-    }
+    check_values(key, tensor);
     actions_.push_back([slot, &tensor, device, type, adopt = adopt_] {
       *slot = adopt ? tensor.to(device)
                     : tensor.detach().to(device, type, /*non_blocking=*/false, /*copy=*/true);

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "frame/shift.h"
 #include "placement/held.h"
@@ -28,6 +29,25 @@ Parameters widened(const Parameters& params) {
 
 void write_(const Parameters& from, const Parameters& to) {
   for (const auto& [name, tensor] : to) at::Tensor(tensor).detach().copy_(from[name].tensor);
+}
+
+/// Zeroes entries of `moved` that are nothing but rounding of what took them there from `weights`. Returns
+/// whether there are any.
+bool zero_rounding_(const Parameters& weights, const Parameters& moved) {
+  constexpr double kRounding = 8;
+  bool any = false;
+  for (const auto& [name, tensor] : weights) {
+    const double epsilon = tensor.scalar_type() == at::kDouble
+                               ? std::numeric_limits<double>::epsilon()
+                               : std::numeric_limits<float>::epsilon();
+    auto x = at::Tensor(moved[name].tensor);
+    const auto rounding = (x - tensor.detach()).abs_().mul_(kRounding * epsilon);
+    const auto is_rounding = (x.abs() <= rounding).logical_and_(x != 0);
+    if (!is_rounding.any().item<bool>()) continue;
+    x.masked_fill_(is_rounding, 0);
+    any = true;
+  }
+  return any;
 }
 
 }  // namespace
@@ -93,8 +113,11 @@ struct Placement::Impl {
   at::Tensor original = at::zeros({}, at::kBool);
 
   void find_order(const Plan& plan);
-  /// Moves copies of the parameters, to which `start` is bound, and notes the elements.
-  void place_(const Frame& start, const Parameters& copies);
+  /// Moves copies of the parameters, to which `start` is bound, and notes the elements: empties vectors and
+  /// subtracts means, then balances and turns.
+  void empty_(const Frame& start, const Parameters& copies);
+  void balance_(const Frame& start, const Parameters& copies);
+  void go_(size_t k, const GroupElement& element, const Parameters& copies);
 };
 
 /// Exchanges are emptied, in the order in which they flow into each other; then means are subtracted, sides
@@ -121,23 +144,30 @@ void Placement::Impl::find_order(const Plan& plan) {
   }
 }
 
-void Placement::Impl::place_(const Frame& start, const Parameters& copies) {
+void Placement::Impl::go_(size_t k, const GroupElement& element, const Parameters& copies) {
+  elements[k] = elements[k].defined() ? elements[k].matmul(inverse(gauges[k], element))
+                                      : inverse(gauges[k], element);
+  act_(gauges[k], element, copies);
+}
+
+// Each element is one at the place where those before it have left the weights.
+void Placement::Impl::empty_(const Frame& start, const Parameters& copies) {
+  const auto& states = start.gauge_states();
+  for (const size_t k : order) {
+    if (gauges[k].action == Action::exchange) go_(k, -states[k].held.flatten(), copies);
+    if (gauges[k].action == Action::shift) go_(k, -states[k].held, copies);
+  }
+}
+
+void Placement::Impl::balance_(const Frame& start, const Parameters& copies) {
   const auto& plan = start.plan();
   const auto& states = start.gauge_states();
-  const auto go = [&](size_t k, const GroupElement& element) {
-    elements[k] = elements[k].defined() ? elements[k].matmul(inverse(gauges[k], element))
-                                        : inverse(gauges[k], element);
-    act_(gauges[k], element, copies);
-  };
-  // Each element is one at the place where those before it have left the weights. Linear gauges are all
-  // balanced before the first axis is turned, as they were when the frame was bound.
   for (const size_t k : order) {
-    if (gauges[k].action == Action::exchange) go(k, -states[k].held.flatten());
-    if (gauges[k].action == Action::shift) go(k, -states[k].held);
-    if (gauges[k].action == Action::scale) go(k, -states[k].log_unit);
+    if (gauges[k].action == Action::scale) go_(k, -states[k].log_unit, copies);
   }
+  // Linear gauges are all balanced before the first axis is turned, as they were when the frame was bound.
   for (const size_t k : order) {
-    if (gauges[k].action == Action::linear) go(k, at::linalg_inv(states[k].frame));
+    if (gauges[k].action == Action::linear) go_(k, at::linalg_inv(states[k].frame), copies);
   }
   for (const size_t k : order) {
     const auto& gauge = plan.gauges[k];
@@ -151,7 +181,7 @@ void Placement::Impl::place_(const Frame& start, const Parameters& copies) {
       x[leg.tensor] = x[leg.tensor] *
                       along_axis(gain.tensor + gain.offset, leg.map.axis(), tensor.tensor.dim());
     }
-    go(k, canonical_basis(gauge, x).mT().clone());
+    go_(k, canonical_basis(gauge, x).mT().clone(), copies);
   }
 }
 
@@ -183,9 +213,13 @@ Placement::Placement(const Parameters& params, std::vector<Gauge> gauges, Treatm
     return;
   }
   const auto copies = widened(params);
-  const auto found = frame_at(copies);
+  auto found = frame_at(copies);
   own.find_order(found.plan());
-  own.place_(found, copies);
+  own.empty_(found, copies);
+  // A zero that was moved is rounding when it is moved back. It must not pass for a side to balance against,
+  // or for weights that have a gradient.
+  if (zero_rounding_(params, copies)) found = frame_at(copies);
+  own.balance_(found, copies);
   write_(copies, params);
   own.held = std::make_unique<Held>(frame_at(params), one_pass);
   // Where the section is, and which channels are on it, was read off in float64.

@@ -256,6 +256,10 @@ TEST(SymmetryGroupJson, RunsThatMakeNoSenseAreRefused) {
   expect_refused(runs({{0, 1, 4}, {0, 1, 0}}), {"runs[1]", ">= 1"});
   expect_refused(runs({{0, 0, 4000000000000}}), {"no longer than the axes"});
   expect_refused(runs({{3, -2, 12}}), {"runs[0]", ">= -1"});
+  // A parameter may be said to be of any size; memory for its channels is not taken for that.
+  auto huge = json::parse(runs({{0, 0, int64_t{1} << 40}}));
+  huge["parameters"][0]["shape"] = {int64_t{1} << 41};
+  expect_refused(huge.dump(), {"all lists together below 134217728 entries"});
   expect_refused(runs({{0, INT64_MAX, 12}}), {"runs[0]"});
 }
 

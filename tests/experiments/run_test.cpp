@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <string>
 
@@ -205,7 +206,53 @@ TEST_F(Run, RefusesOptionsBeforeItWritesAnything) {
   expect("option evaluate_every must be > 0, got 0", [](auto& wrong) { wrong.evaluate_every = 0; });
   expect("option dtype must be float32 or float64, got 'float16'",
          [](auto& wrong) { wrong.dtype = "float16"; });
+  expect("option threads must be from 1 to 1024, got 1000000",
+         [](auto& wrong) { wrong.threads = 1'000'000; });
+  expect("option stop_at must be finite, got nan",
+         [](auto& wrong) { wrong.stop_at = std::numeric_limits<double>::quiet_NaN(); });
+  expect("option lr must be finite and >= 0, got nan", [](auto& wrong) {
+    wrong.optimizer_settings["lr"] = std::numeric_limits<double>::quiet_NaN();
+  });
+  // What only the gauges or the base rule can refuse.
+  expect("coordinates=polar is no matter of place", [](auto& wrong) {
+    wrong.optimizer_settings = {{"coordinates", "polar"}, {"placement", "canonical"}};
+  });
   EXPECT_FALSE(fs::exists(folder("run")));
+}
+
+TEST_F(Run, FilesThatAreDamagedAreNamedWithWhatIsWrong) {
+  const auto run = folder("run");
+  execute(config(), run);
+  const auto written = [&](const std::string& name, const std::string& text) {
+    std::ofstream(run / name, std::ios::binary) << text;
+  };
+  const auto refused = [&](const std::string& name, const std::string& text, const auto& read,
+                           const std::string& said) {
+    const auto before = text_of(run / name);
+    written(name, text);
+    expect_error(read, {(run / name).string(), said});
+    written(name, before);
+  };
+  const auto config_of = [&] { read_config(run); };
+  refused("config.json", "[1]", config_of, "is [1], must be an object");
+  refused("config.json", "{\"steps\": 3}", config_of, "it has no 'testbed'");
+  refused("config.json", std::string(50'000, '['), config_of, "nested deeper than 16 levels");
+  refused("config.json", text_of(run / "config.json").substr(0, 50), config_of, "at byte");
+  auto wrong = text_of(run / "config.json");
+  const std::string steps = "\"steps\": 60";
+  ASSERT_NE(wrong.find(steps), std::string::npos);
+  wrong.replace(wrong.find(steps), steps.size(), "\"steps\": 1e99");
+  refused("config.json", wrong, config_of, "its 'steps' is 1e+99, must be a whole number");
+  const auto summary_of = [&] { read_summary(run); };
+  refused("summary.json", "{\"status\": \"won\", \"steps\": 1}", summary_of, "must be finished");
+  refused("summary.json", "{\"status\": \"finished\"}", summary_of, "it has no 'steps'");
+  const auto metrics_of = [&] { read_metrics(run); };
+  refused("metrics.jsonl", "{\"step\": 0}\n7\n", metrics_of, "line 2: it is 7, must be an object");
+  refused("metrics.jsonl", "{\"step\": \"0\"}\n", metrics_of, "its 'step' is \"0\"");
+  refused("metrics.jsonl", "{\"step\": 0, \"loss\": true}\n", metrics_of, "its 'loss' is true");
+  // Whoever was killed while writing left half a line.
+  written("metrics.jsonl", "{\"step\": 0, \"loss\": 1}\n{\"step\": 7, \"lo");
+  EXPECT_EQ(read_metrics(run).size(), 1);
 }
 
 }  // namespace

@@ -207,6 +207,13 @@ TEST_F(ValidateGauge, NamesAnExponentOfZero) {
   expect_invalid({"mlp", "up_bias", "exponent", "got 0"});
 }
 
+TEST_F(ValidateGauge, NamesAnExponentBeyondReason) {
+  for (const double exponent : {1e18, -65.0, 1e-3}) {
+    gauge.legs[1].exponent = exponent;
+    expect_invalid({"mlp", "up_bias", "exponent must be of a size between 1/64 and 64"});
+  }
+}
+
 TEST_F(ValidateGauge, NamesAChannelOutOfRange) {
   gauge.legs[0].channel_of = {0, 1, 2, 3, 4, 6};
   expect_invalid({"mlp", "'up'", "index 5", "channel 6", "[-1, 6)"});

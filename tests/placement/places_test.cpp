@@ -263,9 +263,15 @@ constexpr double kOneAlgorithmFloat = 5e-6;
 /// canonical place by a fixed number of sweeps.
 constexpr double kChains = 1e-5;
 
-class OneAlgorithm : public ::testing::TestWithParam<Network> {};
+class OneAlgorithm : public ::testing::TestWithParam<Network> {
+ protected:
+  static void expect_over(uint64_t steps);
+};
 
-TEST_P(OneAlgorithm, AtBothPlacesForScalesAndShifts) {
+TEST_P(OneAlgorithm, AtBothPlacesForScalesAndShifts) { expect_over(20); }
+TEST_P(OneAlgorithm, AtBothPlacesForScalesAndShiftsLong) { expect_over(100); }
+
+void OneAlgorithm::expect_over(uint64_t steps) {
   const auto& [name, bed, seed] = GetParam();
   for (const auto type : {at::kDouble, at::kFloat}) {
     const auto found = bed.init(seed, type);
@@ -279,7 +285,7 @@ TEST_P(OneAlgorithm, AtBothPlacesForScalesAndShifts) {
     DDCAdam first(found, gauges, options, in_place({.hold = Hold::unit}));
     DDCAdam second(canonical, gauges, options, placed());
     double apart = 0;
-    for (uint64_t step = 0; step < 100; ++step) {
+    for (uint64_t step = 0; step < steps; ++step) {
       const auto batch = bed.batch(1000 + step, type);
       const double one = backward(bed, found, batch);
       apart = std::max(apart, std::abs(backward(bed, canonical, batch) - one) / std::abs(one));

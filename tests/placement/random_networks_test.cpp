@@ -136,10 +136,12 @@ Testbed testbed_of(const Drawn& drawn) {
 
 class RandomNetworks : public ::testing::TestWithParam<uint64_t> {};
 
-INSTANTIATE_TEST_SUITE_P(Seeds, RandomNetworks, ::testing::Range<uint64_t>(0, 100));
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomNetworks, ::testing::Range<uint64_t>(0, 25));
+class RandomNetworksLong : public RandomNetworks {};
+INSTANTIATE_TEST_SUITE_P(Seeds, RandomNetworksLong, ::testing::Range<uint64_t>(25, 100));
 
-TEST_P(RandomNetworks, StepCommutesWithAllGaugesTogether) {
-  const auto bed = testbed_of(draw(GetParam()));
+void expect_equivariance(uint64_t drawn) {
+  const auto bed = testbed_of(draw(drawn));
   const auto params = bed.init(1, at::kDouble);
   const auto gauges = bed.gauges({});
   std::string kinds;
@@ -163,9 +165,14 @@ TEST_P(RandomNetworks, StepCommutesWithAllGaugesTogether) {
       << kinds;
 }
 
+TEST_P(RandomNetworks, StepCommutesWithAllGaugesTogether) { expect_equivariance(GetParam()); }
+TEST_P(RandomNetworksLong, StepCommutesWithAllGaugesTogetherLong) {
+  expect_equivariance(GetParam());
+}
+
 TEST(RandomNetworksTest, NearlyAllAreBound) {
   int refused = 0;
-  for (uint64_t seed = 0; seed < 100; ++seed) {
+  for (uint64_t seed = 0; seed < 40; ++seed) {
     const auto bed = testbed_of(draw(seed));
     const auto params = bed.init(1, at::kDouble);
     try {
@@ -174,7 +181,7 @@ TEST(RandomNetworksTest, NearlyAllAreBound) {
       ++refused;
     }
   }
-  EXPECT_LE(refused, 5);
+  EXPECT_LE(refused, 2);
 }
 
 }  // namespace

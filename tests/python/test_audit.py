@@ -24,6 +24,12 @@ def broken():
 def detached():
     return torch.nn.Linear(2, 2), lambda model: torch.zeros(())
 
+def misspelled():
+    return torch.nn.Linear(2, 2), lambda model: model(torch.ones(3)).sum()
+
+def lookup():
+    return {}["model"]
+
 number = 3
 """
 
@@ -91,3 +97,15 @@ def test_bad_input_is_named(run, arguments, code, message):
     got, _, err = run(*arguments)
     assert got == code
     assert message in err
+
+
+@pytest.mark.parametrize(
+    ("factory", "error"),
+    [("misspelled", "RuntimeError: mat1 and mat2"), ("lookup", "KeyError: 'model'")],
+)
+def test_errors_of_ones_own_code_come_with_file_and_line(run, factory, error):
+    code, out, err = run("audit", f"mine.py:{factory}")
+    assert (code, out) == (1, "")
+    line = 1 + MODELS.splitlines().index(f"def {factory}():") + 1
+    assert f'mine.py", line {line}' in err
+    assert error in err

@@ -583,3 +583,60 @@ def test_report_names_the_pages_that_it_writes(copied):
     written = succeed("report", folder_in(copied), "--markdown").stdout.split()
     assert written == [str(folder_in(copied) / "README.md")]
     assert "| arm |" in (folder_in(copied) / "README.md").read_text()
+
+
+# ---- Faults ---------------------------------------------------------------------------------------
+
+
+def test_a_terminal_that_is_closed_is_an_interruption(tmp_path):
+    process = start("run", RELU, *TINY, "--steps", WITHOUT_END, "--out", tmp_path / "run")
+    assert wait_until(process, lambda: lines_of(tmp_path / "run" / "metrics.jsonl") > 1)
+    process.send_signal(signal.SIGHUP)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    assert "interrupted, and saved" in err
+    assert (tmp_path / "run" / "checkpoints" / "latest.safetensors").exists()
+
+
+def test_a_refused_option_leaves_no_folder(tmp_path):
+    folder = tmp_path / "run"
+    for arguments, said in (
+        (["--lr", "nan"], "lr"),
+        (["--stop", "loss=nan"], "METRIC=NUMBER"),
+        (["--stop", "loss=inf"], "METRIC=NUMBER"),
+        (["--threads", "1000000"], "threads must be from 1 to 1024"),
+        (["--set", "coordinates=polar", "placement=canonical"], "coordinates=polar"),
+    ):
+        result = ddc("run", RELU, "--out", folder, *arguments, "--optimizer", "ddc-adam")
+        assert result.returncode == USAGE, arguments
+        assert said in result.stderr
+        assert "json.exception" not in result.stderr and "sto" not in result.stderr.split()
+        assert not folder.exists()
+    succeed("run", RELU, *TINY, "--steps", 20, "--out", folder, "--quiet")
+
+
+def test_a_full_disk_is_named_and_the_run_goes_on_when_there_is_room(tmp_path):
+    """A limit on the size of files stands for it."""
+    import resource
+
+    expected = train(tmp_path / "whole", steps=60)
+
+    def limited():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+
+    run = tmp_path / "run"
+    arguments = ["run", RELU, *TINY, "--steps", 60, "--out", run, "--quiet"]
+    result = ddc(*arguments, preexec_fn=limited)
+    assert result.returncode == FAILURE
+    assert "latest.safetensors" in result.stderr or "metrics.jsonl" in result.stderr
+    assert not list((run / "checkpoints").glob(".*")), "a temporary file was left"
+    succeed(*arguments)
+    assert (run / "metrics.jsonl").read_bytes() == expected
+
+
+def test_a_file_in_the_way_is_named(tmp_path):
+    (tmp_path / "out").write_text("no folder")
+    result = ddc("run", RELU, *TINY, "--steps", 20, "--out", tmp_path / "out" / "run")
+    assert result.returncode == FAILURE
+    assert str(tmp_path / "out") in result.stderr

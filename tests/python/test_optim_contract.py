@@ -136,7 +136,9 @@ def test_a_group_is_a_symmetry_group(kind):
 def test_a_group_without_gauges_is_none(kind):
     model, reference = network(), network()
     nothing = group().only("no such gauge")
-    optimizer, plain = kind(model.parameters(), symmetries=nothing), kind(reference.parameters())
+    with pytest.warns(UserWarning, match="have no gauge, so this is the plain optimizer"):
+        optimizer = kind(model.parameters(), symmetries=nothing)
+    plain = kind(reference.parameters())
     train(model, optimizer, range(2))
     plain.load_state_dict(optimizer.state_dict())
     optimizer.load_state_dict(plain.state_dict())
@@ -727,3 +729,159 @@ def test_two_writings_of_one_function_stay_one_through_a_checkpoint(case):
 
     assert distance(case.make, through_checkpoint=True) < 1e-12
     assert distance(adamw, through_checkpoint=False) > 1e-2
+
+
+# ------------------------------------------------------------------------------------------------
+# What is not here
+
+
+@every_kind
+@pytest.mark.parametrize("name", ["amsgrad", "capturable", "differentiable", "foreach", "fused"])
+def test_options_that_only_torch_has_are_refused_wherever_they_are_said(kind, name):
+    model = network()
+    with pytest.raises(TypeError, match=f"has no option '{name}'"):
+        kind(model.named_parameters(), **{name: True})
+    group = {"params": list(model.named_parameters()), name: True}
+    with pytest.raises(ValueError, match=f"{kind.__name__} has no option '{name}'"):
+        kind([group])
+    # As torch's own optimizers write them where they are not used.
+    optimizer = kind([{**group, name: None}])
+    state = optimizer.state_dict()
+    state["param_groups"][0][name] = True
+    with pytest.raises(ValueError, match=f"has no option '{name}'"):
+        optimizer.load_state_dict(state)
+
+
+@every_case
+def test_parameters_without_values_are_refused_for_what_they_are(case):
+    with pytest.raises(RuntimeError, match="'0.weight' is on the meta device"):
+        case.make(network().to("meta"))
+    lazy = nn.Sequential(nn.LazyLinear(3)).double()
+    for make in (case.make, lambda model: ddc.discover(model, loss)):
+        with pytest.raises(RuntimeError, match="'0.weight' is lazy and has no shape yet"):
+            make(lazy)
+    with pytest.raises(RuntimeError, match="'0.weight' is on the meta device"):
+        ddc.discover(network().to("meta"), loss)
+    with pytest.raises(RuntimeError, match="'0.weight' is on the meta device"):
+        ddc.hold(torch.optim.SGD(network().to("meta").named_parameters(), lr=0.1), group())
+
+
+@every_case
+def test_a_parameter_that_is_given_twice_is_refused(case):
+    """torch warns, and would step it twice."""
+    model = network()
+    named = list(model.named_parameters())
+    with (
+        pytest.warns(UserWarning, match="duplicate"),
+        pytest.raises(RuntimeError, match="once|twice"),
+    ):
+        case.make(named + named[:1])
+
+
+def test_a_learning_rate_of_zero_leaves_what_muon_steps_alone():
+    """Adam's part has a rate of its own."""
+    model = network()
+    optimizer = ddc.DDCMuon(model.named_parameters(), lr=0.0, adam={"lr": 0.0})
+    before = weights(model)
+    train(model, optimizer, range(2))
+    assert same(weights(model), before)
+    optimizer = ddc.DDCMuon(model.named_parameters(), lr=0.0)
+    train(model, optimizer, range(2))
+    moved = {
+        n for (n, p), b in zip(model.named_parameters(), before, strict=True) if not same(p, b)
+    }
+    adams = {route.name for route in optimizer.routing() if route.use_adam}
+    assert moved == adams
+
+
+def test_a_loss_under_autocast_is_refused_and_autocast_around_discovery_is_off():
+    def mixed(model: nn.Module) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss(model)
+
+    with pytest.raises(ValueError, match="under autocast .torch.bfloat16."):
+        ddc.discover(network(torch.float32), mixed)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = ddc.discover(network(torch.float32), loss)
+    alone = ddc.discover(network(torch.float32), loss)
+    assert len(alone) > 0
+    assert [each.name for each in found.gauges] == [each.name for each in alone.gauges]
+
+
+@every_case
+def test_a_step_under_autocast_is_the_same(case):
+    models = network(torch.float32), network(torch.float32)
+    optimizers = [case.make(model) for model in models]
+    for batch in range(3):
+        for model in models:
+            backward(model, batch)
+        optimizers[0].step()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            optimizers[1].step()
+    assert same(weights(models[0]), weights(models[1]))
+
+
+# ------------------------------------------------------------------------------------------------
+# Threads, and interruptions
+
+
+@every_case
+def test_a_second_thread_in_one_optimizer_gets_an_error_and_nothing_breaks(case):
+    model = network()
+    optimizer = case.make(model)
+    backward(model, 0)
+    start = threading.Barrier(3)
+    said: set[str] = set()
+
+    def repeat(*calls: Any) -> None:
+        start.wait()
+        for _ in range(40):
+            for call in calls:
+                try:
+                    call()
+                except RuntimeError as error:
+                    said.add(str(error))
+
+    def reload() -> None:
+        optimizer.load_state_dict(optimizer.state_dict())
+
+    threads = [
+        threading.Thread(target=repeat, args=calls)
+        for calls in ((optimizer.step,), (optimizer.step,), (optimizer.report, reload))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # torch's own dictionaries may say so too.
+    assert all("another thread" in text or "mutated" in text for text in said), said
+    optimizer.step()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("place", ["canonical", "in_place", None])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_a_rule_in_python_that_is_interrupted_leaves_everything_as_it_was(place, error):
+    calls = [0]
+
+    def rule(gradient: Tensor, state: dict[str, Tensor], step: int, lr: float) -> Tensor:
+        calls[0] += 1
+        if calls[0] == 8:
+            raise error
+        state["sum"].add_(gradient)
+        return state["sum"] * -lr
+
+    made = ddc.lifted(rule, init=lambda p: {"sum": torch.zeros_like(p)}, lr=1e-2)
+    treated = {"symmetries": group(), "placement": place} if place else {}
+    model = network()
+    optimizer = made(model.named_parameters(), **treated)
+    train(model, optimizer, range(1))  # five parameters
+    before = weights(model), copy.deepcopy(optimizer.state_dict())
+    backward(model, 1)
+    with pytest.raises(error):
+        optimizer.step()
+    assert calls[0] == 8
+    assert same(weights(model), before[0])
+    assert same(optimizer.state_dict(), before[1])
+    optimizer.step()
+    assert calls[0] == 13

@@ -115,8 +115,7 @@ void Centre::bind_(std::vector<GaugeState>& states, Tensors& x) const {
   }
   for (const size_t t : component_.tensors) {
     const auto& tensor = plan_.tensors[t];
-    if (tensor.shifts.empty()) continue;
-    // What is left of a constant is rounding, and must not pass for a side that is not zero.
+    // What is left of a constant, or of a bias that takes up another, is rounding, and must not pass for a side that is not zero.
     const auto rounding =
         (tensor.tensor.detach() - x[t]).abs() * (kRounding * epsilon(tensor.compute_type()));
     x[t] = at::where(x[t].abs() > rounding, x[t], 0);

@@ -1,0 +1,200 @@
+#include "fuzz/targets.h"
+
+#include <ATen/ATen.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+
+#include "ddc/discover/symmetry_group.h"
+#include "ddc/experiments/run.h"
+#include "ddc/io/safetensors.h"
+#include "ddc/optim/muon.h"
+#include "ddc/testbeds/blocks.h"
+
+namespace ddc::fuzz {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Thrown where a reader has taken something for what it is not.
+void require(bool is_so, const char* what) {
+  if (!is_so) throw std::logic_error(what);
+}
+
+/// A file in memory.
+class MemoryFile {
+ public:
+  explicit MemoryFile(std::string_view bytes) : fd_(memfd_create("fuzz", 0)) {
+    require(fd_ >= 0, "memfd_create failed");
+    for (size_t done = 0; done < bytes.size();) {
+      const auto count = ::write(fd_, bytes.data() + done, bytes.size() - done);
+      require(count > 0, "write failed");
+      done += static_cast<size_t>(count);
+    }
+  }
+  MemoryFile(const MemoryFile&) = delete;
+  MemoryFile& operator=(const MemoryFile&) = delete;
+  ~MemoryFile() { ::close(fd_); }
+  fs::path path() const { return "/proc/self/fd/" + std::to_string(fd_); }
+
+ private:
+  int fd_;
+};
+
+std::string contents(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+/// A folder of this process alone.
+const fs::path& folder() {
+  static const struct Made {
+    fs::path path = fs::temp_directory_path() / ("ddc-fuzz-" + std::to_string(::getpid()));
+    Made() { fs::create_directories(path); }
+    ~Made() {
+      std::error_code ignored;
+      fs::remove_all(path, ignored);
+    }
+  } made;
+  return made.path;
+}
+
+// ---- safetensors ------------------------------------------------------------------------------------
+
+void run_safetensors(std::string_view bytes) {
+  const MemoryFile file(bytes);
+  const auto read = io::read_safetensors(file.path());
+  for (const auto& [name, tensor] : read.tensors) {
+    require(static_cast<int64_t>(tensor.nbytes()) <= static_cast<int64_t>(bytes.size()),
+            "a tensor is larger than its file");
+  }
+}
+
+std::vector<std::string> seeds_of_safetensors() {
+  const auto path = folder() / "seed.safetensors";
+  std::vector<std::string> seeds;
+  for (const auto type : {at::kDouble, at::kFloat, at::kHalf, at::kLong, at::kBool}) {
+    io::write_safetensors(path, {.tensors = {{"weight", at::ones({2, 3}, at::kDouble).to(type)},
+                                             {"empty", at::ones({0, 3}, type)},
+                                             {"number", at::ones({}, type)}},
+                                 .metadata = {{"key", "value"}, {"other", "\xc3\xa9"}}});
+    seeds.push_back(contents(path));
+  }
+  return seeds;
+}
+
+// ---- Symmetries ---------------------------------------------------------------------------------------
+
+void run_symmetries(std::string_view bytes) {
+  const auto text = SymmetryGroup::parse(std::string(bytes)).to_json();
+  require(SymmetryGroup::parse(text).to_json() == text, "symmetries change when they are written");
+}
+
+std::vector<std::string> seeds_of_symmetries() {
+  std::vector<std::string> seeds;
+  for (const auto& bed :
+       {testbeds::rms_norm_block({.gauges = testbeds::GaugeSet::full}),
+        testbeds::layer_norm_block({.gauges = testbeds::GaugeSet::with_residual_rotation})}) {
+    const auto params = bed.init(1, at::kFloat);
+    SymmetryGroup group;
+    group.parameters = fingerprint(params);
+    for (const auto& gauge : bed.gauges(params)) group.findings.push_back({.gauge = gauge});
+    seeds.push_back(group.to_json());
+  }
+  return seeds;
+}
+
+// ---- The description of an optimizer's state -------------------------------------------------------------
+
+struct Trained {
+  Trained() : bed(testbeds::rms_norm_block({.gauges = testbeds::GaugeSet::full})) {
+    const auto params = bed.init(1, at::kFloat);
+    optimizer = std::make_unique<DDCMuon>(params, bed.gauges(params));
+    state = optimizer->state_dict();
+  }
+  testbeds::Testbed bed;
+  std::unique_ptr<LiftedOptimizer> optimizer;
+  OptimizerState state;
+};
+
+Trained& trained() {
+  static Trained made;
+  return made;
+}
+
+void run_description(std::string_view bytes) {
+  auto state = trained().state;
+  state.description = std::string(bytes);
+  const auto before = trained().optimizer->state_dict().description;
+  try {
+    trained().optimizer->load_state_dict(state);
+  } catch (const c10::Error&) {
+    require(trained().optimizer->state_dict().description == before,
+            "a state that was refused has changed the optimizer");
+    throw;
+  }
+}
+
+std::vector<std::string> seeds_of_description() { return {trained().state.description}; }
+
+// ---- The files of a run -------------------------------------------------------------------------------------
+
+/// The first byte says which file of a run the others are.
+void run_run(std::string_view bytes) {
+  if (bytes.empty()) return;
+  constexpr const char* names[] = {"config.json", "metrics.jsonl", "summary.json"};
+  const auto which = static_cast<unsigned char>(bytes.front()) % 3;
+  const auto path = folder() / "run";
+  fs::create_directories(path);
+  for (const auto* name : names) fs::remove(path / name);
+  std::ofstream(path / names[which], std::ios::binary) << bytes.substr(1);
+  switch (which) {
+    case 0:
+      experiments::completed(experiments::read_config(path));
+      break;
+    case 1:
+      experiments::read_metrics(path);
+      break;
+    default:
+      experiments::read_summary(path);
+  }
+}
+
+std::vector<std::string> seeds_of_run() {
+  const auto path = folder() / "seed";
+  fs::remove_all(path);
+  experiments::execute({.testbed = "relu_teacher_student",
+                        .testbed_settings = {{"d_hidden", 4}, {"samples", 8}},
+                        .optimizer = "ddc-adam",
+                        .steps = 4,
+                        .evaluate_every = 2},
+                       path);
+  return {std::string(1, '\0') + contents(path / "config.json"),
+          std::string(1, '\1') + contents(path / "metrics.jsonl"),
+          std::string(1, '\2') + contents(path / "summary.json")};
+}
+
+}  // namespace
+
+const std::vector<Target>& targets() {
+  static const std::vector<Target> all = {{"safetensors", run_safetensors, seeds_of_safetensors},
+                                          {"symmetries", run_symmetries, seeds_of_symmetries},
+                                          {"description", run_description, seeds_of_description},
+                                          {"run", run_run, seeds_of_run}};
+  return all;
+}
+
+const Target& target(const std::string& name) {
+  for (const auto& each : targets()) {
+    if (each.name == name) return each;
+  }
+  throw std::logic_error("no fuzz target is called " + name);
+}
+
+}  // namespace ddc::fuzz
