@@ -251,7 +251,7 @@ void bind_geometry(py::module_& module) {
       "rate",
       [](const std::vector<double>& arc, const std::vector<double>& values, const std::string& of,
          std::optional<double> end, int64_t min_points, double min_decades, double max_ascent,
-         double max_drift, double max_uncertainty, double confidence, int64_t resamples,
+         double max_drift, double max_uncertainty, double min_r_squared, double confidence, int64_t resamples,
          uint64_t seed) {
         return rate(arc, values,
                     {.of = named<RateOf>("of", of),
@@ -261,13 +261,14 @@ void bind_geometry(py::module_& module) {
                      .max_ascent = max_ascent,
                      .max_drift = max_drift,
                      .max_uncertainty = max_uncertainty,
+                     .min_r_squared = min_r_squared,
                      .confidence = confidence,
                      .resamples = resamples,
                      .seed = seed});
       },
       py::arg("arc"), py::arg("values"), py::kw_only(), py::arg("of"), py::arg("end"),
       py::arg("min_points"), py::arg("min_decades"), py::arg("max_ascent"), py::arg("max_drift"),
-      py::arg("max_uncertainty"), py::arg("confidence"), py::arg("resamples"), py::arg("seed"));
+      py::arg("max_uncertainty"), py::arg("min_r_squared"), py::arg("confidence"), py::arg("resamples"), py::arg("seed"));
 }
 
 }  // namespace ddc::python

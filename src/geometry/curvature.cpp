@@ -125,7 +125,7 @@ struct Curvature::Impl {
     return {std::move(evaluation), tangent};
   }
 
-  /// Back twice. (Forward through the way back is cheaper, and wrong for torch's LayerNorm.)
+  /// Back twice: more operations can be differentiated so than forward through the way back.
   at::Tensor hessian_product(const at::Tensor& vector) const {
     std::vector<at::Tensor> inputs;
     std::vector<at::Tensor> directions;

@@ -185,6 +185,11 @@ Rate read_window(const std::vector<double>& arc, const std::vector<double>& all_
                           " decades (at least ", options.min_decades, ")");
     return result;
   }
+  if (result.r_squared < options.min_r_squared) {
+    result.reason = words("not a power law: r^2 = ", result.r_squared, " (at least ",
+                          options.min_r_squared, ")");
+    return result;
+  }
   // Halves of the way, not of the points, of which there may be many at one end.
   const double middle = (x.front() + x.back()) / 2;
   const auto half = static_cast<size_t>(
@@ -254,8 +259,10 @@ Rate rate(const std::vector<double>& arc, const std::vector<double>& values,
   for (int64_t part = 0; part < 8; ++part) {
     const auto first = static_cast<size_t>(count * part / 10);
     if (count - static_cast<int64_t>(first) < options.min_points) break;
-    result = read_window(lengths, logs, first, options);
-    if (result.verdict == RateVerdict::readable) break;
+    const auto read = read_window(lengths, logs, first, options);
+    if (read.verdict == RateVerdict::readable) return read;
+    // Why the longest window was refused says most.
+    if (part == 0) result = read;
   }
   return result;
 }

@@ -100,6 +100,8 @@ struct RateOptions {
   double max_ascent = 0.02;
   double max_drift = 0.1;
   double max_uncertainty = 0.1;
+  /// Of the fit; a jump or a second power is not made up for by where the minimum is put.
+  double min_r_squared = 0.99;
   double confidence = 0.95;
   int64_t resamples = 400;
   uint64_t seed = 0;
@@ -110,7 +112,7 @@ struct Rate {
   /// In words, of a verdict that is not `readable`.
   std::string reason;
   /// Of log(observable) against log(distance to the minimum), with its confidence interval from a bootstrap over blocks of
-  /// residuals. Of a verdict that is not `readable` they are those of the last window that was tried, if any was.
+  /// residuals. Of a verdict that is not `readable` they are those of the whole trajectory, if it was tried.
   double slope = 0;
   double low = 0;
   double high = 0;

@@ -222,6 +222,7 @@ def rate(
     max_ascent: float = 0.02,
     max_drift: float = 0.1,
     max_uncertainty: float = 0.1,
+    min_r_squared: float = 0.99,
     confidence: float = 0.95,
     resamples: int = 400,
     seed: int = 0,
@@ -242,7 +243,7 @@ def rate(
         ``curvature``, an eigenvalue of the Fisher matrix, of slope 2 (k - 1), or ``loss``, of slope 2 k.
     end : float, optional
         Arc length at which the minimum is. It is fitted if it is not known.
-    min_points, min_decades, max_ascent, max_drift, max_uncertainty, confidence, resamples, seed
+    min_points, min_decades, max_ascent, max_drift, max_uncertainty, min_r_squared, confidence, resamples, seed
         Of the gate.
 
     Returns
@@ -262,6 +263,7 @@ def rate(
                 max_ascent=max_ascent,
                 max_drift=max_drift,
                 max_uncertainty=max_uncertainty,
+                min_r_squared=min_r_squared,
                 confidence=confidence,
                 resamples=resamples,
                 seed=seed,
@@ -278,6 +280,7 @@ def rate(
         max_ascent=max_ascent,
         max_drift=max_drift,
         max_uncertainty=max_uncertainty,
+        min_r_squared=min_r_squared,
         confidence=confidence,
         resamples=resamples,
         seed=seed,
