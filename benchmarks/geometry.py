@@ -120,7 +120,10 @@ def main() -> None:
     vector = torch.randn(size)
     difference = ((ours @ vector) - (theirs @ vector)).norm() / (theirs @ vector).norm()
     # In turn, so that both see the same load of the machine.
-    pairs = [(timed(lambda: ours @ vector, 1), timed(lambda: theirs @ vector, 1)) for _ in range(options.repeats)]
+    pairs = [
+        (timed(lambda: ours @ vector, 1), timed(lambda: theirs @ vector, 1))
+        for _ in range(options.repeats)
+    ]
     mine, other = min(a for a, _ in pairs), min(b for _, b in pairs)
     print(
         f"\na product with 128 samples: {mine:.3f} s, curvlinops {other:.3f} s, ratio {mine / other:.2f} "

@@ -1,4 +1,4 @@
-"""The Fisher matrix of an unmodified Hugging Face model: its spectrum, with the zeros that symmetries make named.
+"""The spectrum of the Fisher matrix of an unmodified Hugging Face model, with its zeros named.
 
 Run: python examples/python/geometry.py [picture.html or picture.png]   (some minutes on one core)
 """
@@ -16,7 +16,9 @@ model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.3)).d
 batches = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(19, (8, 12, 9))]
 
 group = ddc.discover(model, batches=batches)
-fisher = ddc.geometry.GaussNewton(model, batches=batches)  # of cross-entropy: the exact Fisher matrix
+fisher = ddc.geometry.GaussNewton(
+    model, batches=batches
+)  # of cross-entropy: the exact Fisher matrix
 quotient = ddc.geometry.quotient(fisher, group)
 spectrum = ddc.geometry.spectrum(quotient)
 print(spectrum)

@@ -77,19 +77,23 @@ void bind_geometry(py::module_& module) {
                                return tensors;
                              })
       .def("product", &Curvature::product, Unlocked(), py::arg("vector"))
-      .def("jacobian",
-           [product_of](const Curvature& c, const at::Tensor& v, bool transposed) {
-             const py::gil_scoped_release unlocked;
-             return product_of(c.jacobian(), v, transposed);
-           })
-      .def("factor",
-           [product_of](const Curvature& c, const at::Tensor& v, bool transposed) {
-             const py::gil_scoped_release unlocked;
-             const auto factor = c.factor();
-             TORCH_CHECK_VALUE(factor, to_string(c.kind()), " has no factor with likelihood ",
-                               to_string(c.likelihood()));
-             return product_of(*factor, v, transposed);
-           })
+      .def(
+          "jacobian",
+          [product_of](const Curvature& c, const at::Tensor& v, bool transposed) {
+            const py::gil_scoped_release unlocked;
+            return product_of(c.jacobian(), v, transposed);
+          },
+          py::arg("vector"), py::arg("transposed"))
+      .def(
+          "factor",
+          [product_of](const Curvature& c, const at::Tensor& v, bool transposed) {
+            const py::gil_scoped_release unlocked;
+            const auto factor = c.factor();
+            TORCH_CHECK_VALUE(factor, to_string(c.kind()), " has no factor with likelihood ",
+                              to_string(c.likelihood()));
+            return product_of(*factor, v, transposed);
+          },
+          py::arg("vector"), py::arg("transposed"))
       .def("dense", &Curvature::dense, Unlocked());
 
   py::class_<OrbitSpace>(module, "OrbitSpace")
@@ -99,9 +103,12 @@ void bind_geometry(py::module_& module) {
                              [](const OrbitSpace& o) {
                                return o.basis.defined() ? std::optional(o.basis) : std::nullopt;
                              })
-      .def("without", [](const OrbitSpace& o, const at::Tensor& vector) {
-        return o.without ? o.without(vector) : vector;
-      });
+      .def(
+          "without",
+          [](const OrbitSpace& o, const at::Tensor& vector) {
+            return o.without ? o.without(vector) : vector;
+          },
+          py::arg("vector"));
   module.def(
       "orbit_space",
       [](const std::vector<Gauge>& gauges, NamedTensors parameters, const Curvature& curvature,
@@ -251,8 +258,8 @@ void bind_geometry(py::module_& module) {
       "rate",
       [](const std::vector<double>& arc, const std::vector<double>& values, const std::string& of,
          std::optional<double> end, int64_t min_points, double min_decades, double max_ascent,
-         double max_drift, double max_uncertainty, double min_r_squared, double confidence, int64_t resamples,
-         uint64_t seed) {
+         double max_drift, double max_uncertainty, double min_r_squared, double confidence,
+         int64_t resamples, uint64_t seed) {
         return rate(arc, values,
                     {.of = named<RateOf>("of", of),
                      .end = end,
@@ -268,7 +275,8 @@ void bind_geometry(py::module_& module) {
       },
       py::arg("arc"), py::arg("values"), py::kw_only(), py::arg("of"), py::arg("end"),
       py::arg("min_points"), py::arg("min_decades"), py::arg("max_ascent"), py::arg("max_drift"),
-      py::arg("max_uncertainty"), py::arg("min_r_squared"), py::arg("confidence"), py::arg("resamples"), py::arg("seed"));
+      py::arg("max_uncertainty"), py::arg("min_r_squared"), py::arg("confidence"),
+      py::arg("resamples"), py::arg("seed"));
 }
 
 }  // namespace ddc::python

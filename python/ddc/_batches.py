@@ -121,16 +121,12 @@ class Batches:
                     "batch_size cannot cut it"
                 )
             for start in range(0, count, size):
-                stop = min(start + size, count)
-                parts.append(
-                    _map(
-                        batch,
-                        lambda value, a=start, b=stop, n=count: (
-                            value[a:b] if value.dim() > 0 and value.shape[0] == n else value
-                        ),
-                        lambda value: value,
-                    )
-                )
+
+                def part(value: Tensor, start: int = start, count: int = count) -> Tensor:
+                    of_samples = value.dim() > 0 and value.shape[0] == count
+                    return value[start : start + size] if of_samples else value
+
+                parts.append(_map(batch, part, lambda value: value))
         self._kept = parts
 
     def __len__(self) -> int:

@@ -22,8 +22,11 @@ constexpr double least_samples = 100;
 constexpr double small_of_factor = 1e-12;
 constexpr double small_of_float = 1e-6;
 
-/// The number of values (largest first) that count, as `structural_kernel` decides: down to the largest gap among
-/// those that are small. Below `noise` gaps mean nothing.
+/// A smaller gap than this does not tell zeros from what is small.
+constexpr double clear_gap = 1e3;
+
+/// The number of values (largest first) that count: down to the largest gap among those that are small, as
+/// `structural_kernel` decides, or, where that is not clear, all that are above rounding. Below `noise` gaps mean nothing.
 struct Cut {
   int64_t rank = 0;
   double gap = 0;
@@ -39,6 +42,8 @@ Cut cut_of(const std::vector<double>& values, double small, double noise) {
     const double gap = value(k - 1) / value(k);
     if (values[k] <= small * values.front() && gap > best.gap) best = {k, gap};
   }
+  if (best.gap >= clear_gap) return best;
+  while (best.rank < size && values[best.rank] > floor) ++best.rank;
   return best;
 }
 
@@ -153,6 +158,11 @@ Spectrum dense_spectrum(const Curvature& curvature, const OrbitSpace& orbits) {
     nulls = rest.matmul(vectors.index_select(1, order.narrow(0, cut.rank, *result.zeros)));
     values = doubles_of(all.index_select(0, order.narrow(0, 0, cut.rank)));
     std::sort(values.begin(), values.end());
+  }
+  if (result.gap < clear_gap) {
+    result.notes.emplace_back(
+        "no clear gap between what is zero and what is small: only what is below rounding counts "
+        "as zero");
   }
   result.zeros_in = by_tensor(nulls.square().sum(1), curvature.table());
   result.eigenvalues = std::move(values);

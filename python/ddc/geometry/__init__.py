@@ -20,6 +20,7 @@ from ddc.geometry.curvature import (
     smallest,
     spectrum,
 )
+from ddc.geometry.meters import Meter, Meters
 from ddc.geometry.observables import (
     Node,
     Trajectory,
@@ -31,7 +32,6 @@ from ddc.geometry.observables import (
     rate,
     step_validity,
 )
-from ddc.geometry.meters import Meter, Meters
 
 __all__ = [
     "ActivationSpectrum",

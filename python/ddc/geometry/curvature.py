@@ -21,10 +21,10 @@ Result = TypeVar("Result")
 class Curvature:
     """Curvature of the mean loss over some batches, as a symmetric linear operator on the parameters.
 
-    Use one of :class:`GaussNewton`, :class:`MonteCarloFisher`, :class:`EmpiricalFisher` and :class:`Hessian`. It
-    belongs to the values that the parameters have when it is made. A product takes one evaluation of every batch with
-    forward differentiation, and one way back; needed at once are the graph of one batch and about four vectors. The
-    model is left as it was.
+    Use one of :class:`GaussNewton`, :class:`MonteCarloFisher`, :class:`EmpiricalFisher` and :class:`Hessian`.
+    It belongs to the values that the parameters have when it is made. A product takes one evaluation of every
+    batch with forward differentiation, and one way back; needed at once are the graph of one batch and about
+    four vectors. The model is left as it was.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class Curvature:
 
     @property
     def likelihood(self) -> str:
-        """What the loss is in its outputs: ``softmax`` (cross-entropy), ``diagonal`` (squared error) or ``other``."""
+        """What the loss is in its outputs: ``softmax`` (cross-entropy), ``diagonal`` or ``other``."""
         return self._core.likelihood
 
     @property
@@ -143,7 +143,7 @@ class Curvature:
         return self._core.product(vector)
 
     def jacobian(self, vector: Tensor, *, transposed: bool = False) -> Tensor:
-        """Jacobian of the outputs of all batches times a vector, or its transpose times a vector of outputs."""
+        """Jacobian of the outputs times a vector, or its transpose times a vector of outputs."""
         return self._within(lambda _: self._core.jacobian(vector, transposed))
 
     def dense(self) -> Tensor:
@@ -155,7 +155,8 @@ class Curvature:
         tensors = self._core.tensors
         parts = vector.split([tensor.numel() for _, tensor in tensors])
         return {
-            name: part.view(tensor.shape) for (name, tensor), part in zip(tensors, parts, strict=True)
+            name: part.view(tensor.shape)
+            for (name, tensor), part in zip(tensors, parts, strict=True)
         }
 
     def vector(self, named: Mapping[str, Tensor]) -> Tensor:
@@ -171,7 +172,7 @@ class Curvature:
 
 
 class GaussNewton(Curvature):
-    """Gauss-Newton matrix J^T H J with the Hessian H of the loss by the outputs, in closed form for cross-entropy.
+    """Gauss-Newton matrix J^T H J with the Hessian H of the loss by the outputs.
 
     Of cross-entropy it is the exact Fisher information matrix, labels being averaged over and not drawn.
     """
@@ -276,8 +277,8 @@ def quotient(
 ) -> Quotient:
     """Curvature with the directions along orbits removed.
 
-    Of a block, those orbits are removed that move nothing else. Directions are orthogonal in the metric of the weights
-    as they stand: see :func:`at_canonical_place`.
+    Of a block, those orbits are removed that move nothing else. Directions are orthogonal in the metric of
+    the weights as they stand: see :func:`at_canonical_place`.
 
     Parameters
     ----------
@@ -307,8 +308,8 @@ def quotient(
 def at_canonical_place(model: nn.Module, symmetries: SymmetryGroup) -> Iterator[None]:
     """Context in which the weights are at their canonical place.
 
-    Eigenvalues there are the same for all copies of a function; elsewhere they depend on where on its orbit the model
-    is.
+    Eigenvalues there are the same for all copies of a function; elsewhere they depend on where on its orbit
+    the model is.
     """
     element = symmetries.canonicalize_(model)
     try:
@@ -328,18 +329,20 @@ def spectrum(
     seed: int = 0,
     few_samples: bool = False,
 ) -> _C.Spectrum:
-    """Spectrum: smallest eigenvalue above zero, largest, trace, log-determinant and effective rank, with errors.
+    """Spectrum: both ends, trace, log-determinant and effective rank, with errors.
 
     Parameters
     ----------
     curvature : Curvature or Quotient
     dense_up_to : int
-        Number of parameters up to which all eigenvalues are found. Above it both ends are, by Lanczos' method with full
-        reorthogonalisation, in the space of outputs if that is the smaller one.
+        Number of parameters up to which all eigenvalues are found. Above it both ends are, by Lanczos' method
+        with full reorthogonalisation, in the space of outputs if that is the smaller one.
     iterations, tolerance
-        Steps of Lanczos' method at most, and how small a residual has to be, relative to the largest eigenvalue.
+        Steps of Lanczos' method at most, and how small a residual has to be, relative to the largest
+        eigenvalue.
     probes, quadrature_steps
-        Random vectors of the estimates of trace, log-determinant, effective rank and density, and steps for each.
+        Random vectors of the estimates of trace, log-determinant, effective rank and density, and steps for
+        each.
     seed : int
         Of random vectors.
     few_samples : bool
@@ -398,7 +401,7 @@ def lanczos(
     tolerance: float = -1.0,
     deflate: Tensor | None = None,
 ) -> _C.Ritz:
-    """Ritz values of any symmetric operator with error bounds, by Lanczos' method with full reorthogonalisation.
+    """Ritz values with error bounds, by Lanczos' method with full reorthogonalisation.
 
     `deflate` has orthonormal columns that are taken out of every vector.
     """
@@ -419,8 +422,8 @@ def smallest(
 ) -> _C.EigenPairs:
     """Smallest eigenvalues by LOBPCG, with known null directions deflated.
 
-    Of a :class:`Quotient` with a stored basis the orbits are deflated by themselves. `like` is a vector of the operator's
-    size and dtype; it is needed for a function.
+    Of a :class:`Quotient` with a stored basis the orbits are deflated by themselves. `like` is a vector of
+    the operator's size and dtype; it is needed for a function.
     """
     if isinstance(matrix, Quotient):
         known = [each for each in (matrix.basis, deflate) if each is not None]
@@ -446,12 +449,13 @@ def norm_input_scale(
 ) -> tuple[Tensor, Callable[[float], None]]:
     """Direction along which the scale of what a LayerNorm reads goes, and eps with it; and the finite action.
 
-    ``LayerNorm(W x + b)`` forgets the scale of its input but for eps. Let u be the unit vector along the part of the
-    centred bias that is orthogonal to the columns of the centred W: what the input cannot reach. Scaling W and the rest
-    of b by c, that part of b by c' with |c' b_u|^2 / d + eps = c^2 (|b_u|^2 / d + eps), scales the variance plus eps by
-    c^2, so that the normalised vector stays but for its component along u, which is c' / c as long; readers undo that:
-    R diag(gain) u is multiplied with c / c', and the shift of the norm along gain u with c' / c. It is a symmetry for every c for which c'
-    is real, of a form that no list of legs has (c' depends on b), and is therefore no gauge that an optimizer binds.
+    ``LayerNorm(W x + b)`` forgets the scale of its input but for eps. Let u be the unit vector along the part
+    of the centred bias that is orthogonal to the columns of the centred W: what the input cannot reach.
+    Scaling W and the rest of b by c, that part of b by c' with |c' b_u|^2 / d + eps = c^2 (|b_u|^2 / d +
+    eps), scales the variance plus eps by c^2, so that the normalised vector stays but for its component along
+    u, which is c' / c as long; readers undo that: R diag(gain) u is multiplied with c / c', and the shift of
+    the norm along gain u with c' / c. It is a symmetry for every c for which c' is real, of a form that no
+    list of legs has (c' depends on b), and is therefore no gauge that an optimizer binds.
 
     Parameters
     ----------
@@ -463,8 +467,8 @@ def norm_input_scale(
     Returns
     -------
     tuple
-        Tangent at c = 1 by all trainable parameters, for ``others`` of :func:`quotient`, and a function that moves the
-        model by log c.
+        Tangent at c = 1 by all trainable parameters, for ``others`` of :func:`quotient`, and a function that
+        moves the model by log c.
     """
     table = dict(model.named_parameters())
     w, b, g, s, r = (table[name] for name in (weight, bias, gain, shift, readers))
@@ -491,7 +495,9 @@ def norm_input_scale(
             c = torch.tensor(log_c, dtype=w.dtype).exp()
             new = c**2 * (square + eps) - eps
             if new <= 0:
-                raise ValueError(f"the scale cannot shrink by {c:.3g}: eps is more than what is left")
+                raise ValueError(
+                    f"the scale cannot shrink by {c:.3g}: eps is more than what is left"
+                )
             factor = (new / square).sqrt()
             w.mul_(c)
             b.copy_(c * (b - rest) + factor * rest)

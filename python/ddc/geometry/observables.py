@@ -85,8 +85,8 @@ def activations(
     model, loss, dataloader, batches, max_batches
         As for :func:`ddc.discover`. The loss is what calls the model.
     modules : str or iterable of str, optional
-        Names of modules, or patterns. By default every member of a ModuleList (the layers, whose outputs are the
-        residual stream), of a Sequential, and every ReLU.
+        Names of modules, or patterns. By default every member of a ModuleList (the layers, whose outputs are
+        the residual stream), of a Sequential, and every ReLU.
     max_rows : int
         Inputs and positions that are kept per module at most, which bounds the memory.
 
@@ -150,12 +150,12 @@ def joint_norms(entering: Tensor, leaving: Tensor, degree: float = 1.0) -> Tenso
 
 
 def dead_directions(weight: Tensor, floor: float = 1e-3) -> Tensor:
-    """Left singular directions of a weight whose singular value is below `floor` times the largest, as columns."""
+    """Left singular directions of a weight below `floor` times its largest singular value, as columns."""
     return _C.dead_directions(weight, floor)
 
 
 def axis_alignment(directions: Tensor) -> float | None:
-    """Mean over orthonormal columns of the square of the largest entry: 1 if each is an axis, None if there is none."""
+    """Mean over orthonormal columns of the square of the largest entry: 1 if each is an axis."""
     return _C.axis_alignment(directions)
 
 
@@ -196,7 +196,8 @@ class Trajectory:
         """Add the step that was made since the last call; returns the arc length."""
         now = self._copy()
         moved = [
-            (name, tensor - before) for (name, tensor), (_, before) in zip(now, self._before, strict=True)
+            (name, tensor - before)
+            for (name, tensor), (_, before) in zip(now, self._before, strict=True)
         ]
         self.arc += _C.horizontal_length(self._gauges, self._before, moved)
         self._before = now
@@ -229,9 +230,9 @@ def rate(
 ) -> Any:
     """Rate at which an observable vanishes along a trajectory, or why none can be read.
 
-    The slope of its logarithm against that of the distance to the minimum along the arc is fitted in the longest window at
-    the end of the trajectory that passes the gate: the observable descends, the slopes of both halves of the way
-    agree, and a bootstrap over blocks of residuals knows the slope well enough.
+    The slope of its logarithm against that of the distance to the minimum along the arc is fitted in the
+    longest window at the end of the trajectory that passes the gate: the observable descends, the slopes of
+    both halves of the way agree, and a bootstrap over blocks of residuals knows the slope well enough.
 
     Parameters
     ----------
@@ -243,7 +244,8 @@ def rate(
         ``curvature``, an eigenvalue of the Fisher matrix, of slope 2 (k - 1), or ``loss``, of slope 2 k.
     end : float, optional
         Arc length at which the minimum is. It is fitted if it is not known.
-    min_points, min_decades, max_ascent, max_drift, max_uncertainty, min_r_squared, confidence, resamples, seed
+    min_points, min_decades, max_ascent, max_drift, max_uncertainty, min_r_squared, confidence, resamples, \
+    seed
         Of the gate.
 
     Returns
