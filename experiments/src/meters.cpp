@@ -98,7 +98,7 @@ class TurnMeter : public Meter {
 /// The batches of the testbed on copies of the parameters in float64, through operations that can be differentiated
 /// forward.
 struct Measured {
-  explicit Measured(const MeterContext& context) : testbed(context.testbed) {
+  Measured(const MeterContext& context, int64_t most) : testbed(context.testbed), samples(most) {
     for (const auto& [name, tensor] : context.params) {
       params.add(name, tensor.detach().to(at::kDouble).clone().requires_grad_(true));
     }
@@ -106,7 +106,10 @@ struct Measured {
 
   Evaluate evaluate() const {
     return [this](uint64_t number) {
-      const auto batch = testbed.batch(number, at::kDouble);
+      auto batch = testbed.batch(number, at::kDouble);
+      if (samples > 0 && samples < batch.inputs.size(0)) {
+        batch = {batch.inputs.narrow(0, 0, samples), batch.targets.narrow(0, 0, samples)};
+      }
       const auto outputs = testbed.traced ? testbed.traced(params, batch.inputs, {})
                                           : testbed.outputs(params, batch.inputs);
       return Evaluation(testbed.criterion(outputs, batch.targets), outputs);
@@ -114,6 +117,7 @@ struct Measured {
   }
 
   const testbeds::Testbed& testbed;
+  int64_t samples;
   Parameters params;
 };
 
@@ -121,6 +125,7 @@ struct FisherOptions {
   CurvatureKind kind = CurvatureKind::gauss_newton;
   std::string tensors = {};
   int64_t batches = 1;
+  int64_t samples = 0;
   int64_t labels = 1;
   int64_t dense_up_to = 1024;
   int64_t iterations = 100;
@@ -130,6 +135,7 @@ struct FisherOptions {
     return {{"kind", kind, "which curvature"},
             {"tensors", tensors, "block: pattern of names; empty: the whole model"},
             {"batches", batches, "batches that it is averaged over", at_least(1)},
+            {"samples", samples, "samples of each batch, its first; 0: all", at_least(0)},
             {"labels", labels, "labels drawn per sample (monte_carlo_fisher)", at_least(1)},
             {"dense_up_to", dense_up_to, "parameters up to which all eigenvalues are found",
              at_least(0)},
@@ -152,7 +158,7 @@ class FisherMeter : public Meter {
   }
 
   void measure(Values& values) override {
-    const Measured measured(context_);
+    const Measured measured(context_, options_.samples);
     const Curvature curvature(measured.params, measured.evaluate(),
                               {.kind = options_.kind,
                                .batches = options_.batches,
