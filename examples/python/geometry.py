@@ -10,10 +10,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.manual_seed(0)
-sizes = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, vocab_size=19)
+sizes = dict(hidden_size=12, intermediate_size=12, num_hidden_layers=1, vocab_size=13)
 heads = dict(num_attention_heads=2, num_key_value_heads=1)
 model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, initializer_range=0.3)).double().eval()
-batches = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(19, (8, 12, 9))]
+batches = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(13, (2, 32, 9))]
 
 group = ddc.discover(model, batches=batches)
 fisher = ddc.geometry.GaussNewton(

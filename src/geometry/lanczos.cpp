@@ -102,8 +102,15 @@ Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iter
     const bool look = tolerance >= 0 && (k + 1) % 10 == 0;
     if (look) {
       auto standing = ritz_of(t, next, /*exhausted=*/false);
-      const double bound = tolerance * std::abs(standing.values.back());
-      if (standing.errors.front() <= bound && standing.errors.back() <= bound) return standing;
+      const double top = std::abs(standing.values.back());
+      // The lower end is the smallest that is not zero: a null space is found soon, and says nothing of it.
+      size_t lower = 0;
+      while (lower + 1 < standing.values.size() &&
+             std::abs(standing.values[lower]) <= 100 * rounding * top) {
+        ++lower;
+      }
+      const double bound = tolerance * top;
+      if (standing.errors[lower] <= bound && standing.errors.back() <= bound) return standing;
     }
     t.beside.push_back(next);
     vector = image.div_(next);

@@ -87,7 +87,7 @@ std::vector<Maker> some_networks() {
                      [] { return relu_teacher_student({.d_hidden = 6, .per_channel = true}); }),
           discovered("norm_teacher_student", [] { return norm_teacher_student(); }),
           discovered("diagonal_network", [] { return diagonal_network({.dimension = 12}); }),
-          discovered("sparse_parity", [] { return sparse_parity({.bits = 6, .d_hidden = 8}); })};
+          discovered("sparse_parity", [] { return sparse_parity({.bits = 8, .d_hidden = 6}); })};
 }
 
 void check_zeros(const Network& network) {

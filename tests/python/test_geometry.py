@@ -191,6 +191,16 @@ def test_block_is_the_block_of_the_whole():
     ] == [48, 8, 40, 5]
 
 
+def test_curvature_along_a_step_before_and_after_it():
+    model, batches = network("tanh")
+    step = 0.1 * torch.randn(size_of(model))
+    for _ in range(2):
+        fisher = geometry.GaussNewton(model, loss, batches=batches)
+        expected = step @ fisher.dense() @ step / (step @ step)
+        assert fisher.along(step) == pytest.approx(expected.item(), rel=1e-12)
+        move_(model, step)
+
+
 def test_jacobian_and_its_transpose():
     model, batches = network("tanh")
     operator = geometry.GaussNewton(model, loss, batches=batches)

@@ -219,7 +219,7 @@ struct Ritz {
 };
 
 /// Lanczos' method with full reorthogonalisation (twice), from `start`; memory: `iterations` vectors. It ends early
-/// when both ends have converged to `tolerance` times the largest, unless that is negative.
+/// when the largest and the smallest above zero have converged to `tolerance` times the largest, unless that is negative.
 Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iterations,
              double tolerance, const Deflation& projection = {});
 

@@ -146,6 +146,11 @@ class Curvature:
         """Jacobian of the outputs times a vector, or its transpose times a vector of outputs."""
         return self._within(lambda _: self._core.jacobian(vector, transposed))
 
+    def along(self, vector: Tensor) -> float:
+        """Curvature in a direction, v^T C v / |v|^2: of a step, at the weights before it or after it."""
+        wide = vector.detach().to(self.dtype)
+        return (torch.dot(wide, self @ wide) / torch.dot(wide, wide)).item()
+
     def dense(self) -> Tensor:
         """The matrix, in float64."""
         return self._within(lambda _: self._core.dense())
