@@ -29,12 +29,14 @@ def draw(path: str) -> None:
     from plotly import graph_objects
 
     figure = graph_objects.Figure()
+    zeros = (fisher @ quotient.basis).norm(dim=0).clamp_min(1e-20).tolist()  # rounding
     start = 0
     for name, count in quotient.removed_by:
         if count == 0:
             continue
         places = list(range(start, start + count))
-        figure.add_scatter(x=places, y=[1e-18] * count, mode="markers", name=f"{name}: {count}")
+        values = zeros[start : start + count]
+        figure.add_scatter(x=places, y=values, mode="markers", name=f"{name}: {count}")
         start += count
     start += spectrum.dead + (spectrum.zeros or 0)
     places = [start + k for k in range(len(spectrum.eigenvalues))]
@@ -44,7 +46,11 @@ def draw(path: str) -> None:
     figure.update_layout(
         title=f"Fisher matrix of a Llama of {spectrum.parameters} parameters",
         xaxis_title=f"eigenvalue number ({spectrum.removed} zeros are directions along orbits)",
-        yaxis=dict(type="log", title="eigenvalue", exponentformat="power"),
+        yaxis=dict(
+            type="log",
+            title="eigenvalue, or |F t| of a direction t along an orbit",
+            exponentformat="power",
+        ),
         template="plotly_white",
         width=1000,
         height=560,
