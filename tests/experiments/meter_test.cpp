@@ -17,10 +17,10 @@ namespace {
 using tests::expect_error;
 
 /// A folder that is gone with the test.
-struct Folder {
+struct RunFolder {
   std::filesystem::path path =
       std::filesystem::temp_directory_path() / ("ddc-meter-test-" + std::to_string(getpid()));
-  ~Folder() { std::filesystem::remove_all(path); }
+  ~RunFolder() { std::filesystem::remove_all(path); }
 };
 
 RunConfig small_run() {
@@ -36,7 +36,7 @@ RunConfig small_run() {
 }
 
 TEST(Meters, OfARunThatSaysNothingAreDriftAndTurn) {
-  const Folder folder;
+  const RunFolder folder;
   execute(small_run(), folder.path);
   const auto last = read_metrics(folder.path).back();
   EXPECT_TRUE(last.values.contains("drift"));
@@ -52,7 +52,7 @@ TEST(Meters, OfAnOldConfigurationAreTheDefaultOnes) {
 TEST(Meters, MeasureWhatTheyAreAskedForAsOftenAsTheyAreAskedTo) {
   auto config = small_run();
   config.meters = Json::array({parse_meter("fisher:every=2"), parse_meter("arc")});
-  const Folder folder;
+  const RunFolder folder;
   const auto summary = execute(config, folder.path);
   const auto metrics = read_metrics(folder.path);
   ASSERT_EQ(metrics.size(), 4u);
@@ -70,11 +70,11 @@ TEST(Meters, MeasureWhatTheyAreAskedForAsOftenAsTheyAreAskedTo) {
 TEST(Meters, GoOnWhereAnInterruptedRunStopped) {
   auto config = small_run();
   config.meters = Json::array({parse_meter("arc")});
-  const Folder whole;
+  const RunFolder whole;
   execute(config, whole.path);
   const auto expected = read_metrics(whole.path).back().values.at("arc");
   std::filesystem::remove_all(whole.path);
-  const Folder parts;
+  const RunFolder parts;
   int64_t asked = 0;
   EXPECT_FALSE(execute(config, parts.path, {.interrupted = [&] { return ++asked == 4; }}));
   execute(config, parts.path);

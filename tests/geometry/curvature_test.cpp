@@ -33,7 +33,7 @@ Evaluate evaluate_of(const Testbed& bed, const Parameters& params) {
   };
 }
 
-struct Network {
+struct KnownNetwork {
   std::string name;
   Testbed bed;
   std::vector<Gauge> gauges;
@@ -47,7 +47,7 @@ struct Network {
 /// Made when the test runs, and not when the list of tests is.
 struct Maker {
   std::string name;
-  std::function<Network()> make;
+  std::function<KnownNetwork()> make;
 };
 void PrintTo(const Maker& maker, std::ostream* out) { *out << maker.name; }
 
@@ -56,19 +56,19 @@ Maker discovered(const std::string& name, const std::function<Testbed()>& make) 
   return {name, [=] {
             const auto bed = make();
             const auto params = bed.init(1, at::kDouble);
-            return Network{name, bed, discover(params, evaluate_of(bed, params)).gauges()};
+            return KnownNetwork{name, bed, discover(params, evaluate_of(bed, params)).gauges()};
           }};
 }
 
 Maker of_zoo(const testbeds::ZooEntry& entry) {
   return {"zoo_" + entry.name, [=] {
             const auto params = entry.testbed.init(entry.seed, at::kDouble);
-            return Network{.name = entry.name,
-                           .bed = entry.testbed,
-                           .gauges = entry.testbed.gauges(params),
-                           .seed = entry.seed,
-                           .batches = 6,
-                           .unexplained = entry.unexplained};
+            return KnownNetwork{.name = entry.name,
+                                .bed = entry.testbed,
+                                .gauges = entry.testbed.gauges(params),
+                                .seed = entry.seed,
+                                .batches = 6,
+                                .unexplained = entry.unexplained};
           }};
 }
 
@@ -90,7 +90,7 @@ std::vector<Maker> some_networks() {
           discovered("sparse_parity", [] { return sparse_parity({.bits = 8, .d_hidden = 6}); })};
 }
 
-void check_zeros(const Network& network) {
+void check_zeros(const KnownNetwork& network) {
   const auto& [name, bed, gauges, seed, batches, unexplained] = network;
   const auto params = bed.init(seed, at::kDouble);
   const Curvature fisher(params, evaluate_of(bed, params), {.batches = batches});

@@ -158,7 +158,7 @@ class Curvature:
     def named(self, vector: Tensor) -> dict[str, Tensor]:
         """Parts of a vector by the name of the parameter, in its shape."""
         tensors = self._core.tensors
-        parts = vector.split([tensor.numel() for _, tensor in tensors])
+        parts = torch.split(vector, [tensor.numel() for _, tensor in tensors])
         return {
             name: part.view(tensor.shape)
             for (name, tensor), part in zip(tensors, parts, strict=True)
