@@ -277,6 +277,25 @@ void bind_geometry(py::module_& module) {
       py::arg("min_points"), py::arg("min_decades"), py::arg("max_ascent"), py::arg("max_drift"),
       py::arg("max_uncertainty"), py::arg("min_r_squared"), py::arg("confidence"),
       py::arg("resamples"), py::arg("seed"));
+
+  // Where users find the classes that are theirs, and what they are.
+  const auto publish = [&](const char* name, const char* doc) {
+    module.attr(name).attr("__module__") = "ddc.geometry";
+    module.attr(name).attr("__doc__") = doc;
+  };
+  publish("Spectrum",
+          "Spectrum of a curvature modulo symmetry: both ends, what was removed and what is null, "
+          "with\n"
+          "names. Numbers are pairs: the value, and how far from the truth it may be.");
+  publish("Ritz", "Ritz values of Lanczos' method: an eigenvalue is within the error of each.");
+  publish("EigenPairs", "Eigenvalues with residuals, and orthonormal eigenvectors as columns.");
+  publish("ActivationSpectrum",
+          "Singular values of a matrix of activations, and its effective rank.");
+  publish("DeadUnits",
+          "Count of the units whose input never crosses zero: never on, or always on.");
+  publish("StepValidity", "Size of a step against the bound of the paper: lr kappa / tau <= 0.1.");
+  publish("Rate",
+          "Rate at which an observable vanishes: verdict, reason, slope with its interval, order.");
 }
 
 }  // namespace ddc::python

@@ -4,7 +4,15 @@
 >>> print(ddc.geometry.spectrum(ddc.geometry.quotient(fisher, group)))          # doctest: +SKIP
 """
 
-from ddc._C import ActivationSpectrum, DeadUnits, Rate, Spectrum, StepValidity
+from ddc._C import (
+    ActivationSpectrum,
+    DeadUnits,
+    EigenPairs,
+    Rate,
+    Ritz,
+    Spectrum,
+    StepValidity,
+)
 from ddc.geometry.curvature import (
     Curvature,
     EmpiricalFisher,
@@ -37,6 +45,7 @@ __all__ = [
     "ActivationSpectrum",
     "Curvature",
     "DeadUnits",
+    "EigenPairs",
     "EmpiricalFisher",
     "GaussNewton",
     "Hessian",
@@ -46,6 +55,7 @@ __all__ = [
     "Node",
     "Quotient",
     "Rate",
+    "Ritz",
     "Spectrum",
     "StepValidity",
     "Trajectory",
