@@ -65,8 +65,8 @@ OutputMatrix::OutputMatrix(const Evaluation& evaluation, uint64_t batch) {
   const auto by_first = hessian_times(evaluation, gradient, first).detach();
   const auto by_second = hessian_times(evaluation, gradient, second).detach();
 
-  // The same weight for all classes of a row. Of a row that is all but certain the weight is read off the class with the
-  // largest entry; whatever it is there, the row has next to no part in the sum.
+  // The same weight for all classes of a row. Of a row that is all but certain the weight is read off the class
+  // with the largest entry; whatever it is there, the row has next to no part in the sum.
   const at::NoGradGuard no_grad;
   for (const int64_t axis : {int64_t{-1}, int64_t{1}}) {
     if (outputs.dim() < 1 || (axis == 1 && outputs.dim() < 3)) continue;

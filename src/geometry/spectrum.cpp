@@ -15,7 +15,8 @@
 namespace ddc {
 namespace {
 
-/// Labels drawn from the model estimate a spectrum from so many samples per parameter on (paper, "Experimental details").
+/// Labels drawn from the model estimate a spectrum from so many samples per parameter on (paper, "Experimental
+/// details").
 constexpr double least_samples = 100;
 /// Eigenvalues below this, relative to the largest, can be zero: of a factor's squared singular values, and of a
 /// matrix that is known to rounding.
@@ -26,7 +27,8 @@ constexpr double small_of_float = 1e-6;
 constexpr double clear_gap = 1e3;
 
 /// The number of values (largest first) that count: down to the largest gap among those that are small, as
-/// `structural_kernel` decides, or, where that is not clear, all that are above rounding. Below `noise` gaps mean nothing.
+/// `structural_kernel` decides, or, where that is not clear, all that are above rounding. Below `noise` gaps mean
+/// nothing.
 struct Cut {
   int64_t rank = 0;
   double gap = 0;

@@ -69,9 +69,9 @@ struct CurvatureOptions {
   uint64_t seed = 0;
 };
 
-/// Curvature of the mean loss over some batches, by the parameters that require gradients (tied ones count once), at the
-/// values that they have: after a step it is made anew. Vectors have the entries of all tensors, flattened, in the order of
-/// the table, in the widest dtype of the parameters.
+/// Curvature of the mean loss over some batches, by the parameters that require gradients (tied ones count once),
+/// at the values that they have: after a step it is made anew. Vectors have the entries of all tensors, flattened,
+/// in the order of the table, in the widest dtype of the parameters.
 ///
 /// A product takes one evaluation of every batch, forward differentiation and a way back. Needed at once are the
 /// graph of one batch and about four vectors.
@@ -134,9 +134,10 @@ struct NamedDirection {
   at::Tensor direction;
 };
 
-/// The tangents of the gauges' orbits, as far as they leave alone what is not in the operator's block, in the metric of
-/// the weights as they stand. (Put them at their canonical place for one that does not depend on where on the orbit they
-/// were.) Up to `memory` bytes as a matrix, otherwise least squares at every use. `params` are those of the whole model.
+/// The tangents of the gauges' orbits, as far as they leave alone what is not in the operator's block, in the
+/// metric of the weights as they stand. (Put them at their canonical place for one that does not depend on where on
+/// the orbit they were.) Up to `memory` bytes as a matrix, otherwise least squares at every use. `params` are those
+/// of the whole model.
 OrbitSpace orbit_space(const std::vector<Gauge>& gauges, const Parameters& params,
                        const Curvature& curvature, const std::vector<NamedDirection>& others = {},
                        int64_t memory = int64_t{1} << 30);
@@ -155,8 +156,8 @@ struct SpectrumOptions {
   bool few_samples = false;
 };
 
-/// A number, and how far from the truth it may be: zero if it is exact to rounding, a bound for the ends of the spectrum
-/// (an eigenvalue is within `error`), a standard error for what is estimated with random vectors.
+/// A number, and how far from the truth it may be: zero if it is exact to rounding, a bound for the ends of the
+/// spectrum (an eigenvalue is within `error`), a standard error for what is estimated with random vectors.
 struct Bounded {
   double value = 0;
   double error = 0;
@@ -219,7 +220,8 @@ struct Ritz {
 };
 
 /// Lanczos' method with full reorthogonalisation (twice), from `start`; memory: `iterations` vectors. It ends early
-/// when the largest and the smallest above zero have converged to `tolerance` times the largest, unless that is negative.
+/// when the largest and the smallest above zero have converged to `tolerance` times the largest, unless that is
+/// negative.
 Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iterations,
              double tolerance, const Deflation& projection = {});
 
@@ -246,7 +248,8 @@ struct Quadrature {
   int64_t products = 0;
 };
 
-/// Stochastic Lanczos quadrature (Ubaru, Chen, Saad, 2017): the density of `dimension` eigenvalues, from random vectors.
+/// Stochastic Lanczos quadrature (Ubaru, Chen, Saad, 2017): the density of `dimension` eigenvalues, from random
+/// vectors.
 Quadrature lanczos_quadrature(const LinearOperator& matrix, int64_t dimension, int64_t probes,
                               int64_t steps, uint64_t seed = 0, const Deflation& projection = {});
 

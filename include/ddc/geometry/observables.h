@@ -37,13 +37,13 @@ struct DeadUnits {
 };
 DeadUnits dead_units(const at::Tensor& preactivations);
 
-/// Per unit the norm of what enters times the norm of what leaves it, |in|^degree |out|: what no rescaling changes. The units
-/// are the first axis of `in` (biases are a column of it) and the last of `out`. Those below an absolute floor are
-/// dead: a collapse that is nearly uniform hides from measures relative to the median.
+/// Per unit the norm of what enters times the norm of what leaves it, |in|^degree |out|: what no rescaling changes.
+/// The units are the first axis of `in` (biases are a column of it) and the last of `out`. Those below an absolute
+/// floor are dead: a collapse that is nearly uniform hides from measures relative to the median.
 at::Tensor joint_norms(const at::Tensor& in, const at::Tensor& out, double degree = 1);
 
-/// The mean over directions, the columns of an orthonormal matrix, of the square of the largest entry: 1 if each is an
-/// axis. Unset if there is no direction. (It depends on the basis of the space if that has no preferred one.)
+/// The mean over directions, the columns of an orthonormal matrix, of the square of the largest entry: 1 if each is
+/// an axis. Unset if there is no direction. (It depends on the basis of the space if that has no preferred one.)
 std::optional<double> axis_alignment(const at::Tensor& directions);
 
 /// The left singular directions of `weight` whose singular value is below `floor` times the largest.
@@ -64,8 +64,9 @@ ClusterGap cluster_gap(const at::Tensor& values);
 double horizontal_length(const std::vector<Gauge>& gauges, const Parameters& params,
                          const Parameters& displacement);
 
-/// Where the paper's bound on the bias of a discrete step holds (lemma "Validity regime"): lr kappa / tau <= 0.1, with
-/// the condition number kappa of the preconditioner and tau = 1 / (1 - beta2), the time scale of second moments.
+/// Where the paper's bound on the bias of a discrete step holds (lemma "Validity regime"): lr kappa / tau <= 0.1,
+/// with the condition number kappa of the preconditioner and tau = 1 / (1 - beta2), the time scale of second
+/// moments.
 struct StepValidity {
   double kappa = 0;
   double tau = 0;
@@ -95,8 +96,8 @@ struct RateOptions {
   /// A window has at least so many points, and so many decades of the observable and of the distance.
   int64_t min_points = 20;
   double min_decades = 0.5;
-  /// Of the ways that log(observable) goes, the share that is up; how far the slopes of halves of the window may differ; the
-  /// half width of the confidence interval: the latter two relative to the slope.
+  /// Of the ways that log(observable) goes, the share that is up; how far the slopes of halves of the window may
+  /// differ; the half width of the confidence interval: the latter two relative to the slope.
   double max_ascent = 0.02;
   double max_drift = 0.1;
   double max_uncertainty = 0.1;
@@ -111,8 +112,9 @@ struct Rate {
   RateVerdict verdict = RateVerdict::not_asymptotic;
   /// In words, of a verdict that is not `readable`.
   std::string reason;
-  /// Of log(observable) against log(distance to the minimum), with its confidence interval from a bootstrap over blocks of
-  /// residuals. Of a verdict that is not `readable` they are those of the whole trajectory, if it was tried.
+  /// Of log(observable) against log(distance to the minimum), with its confidence interval from a bootstrap over
+  /// blocks of residuals. Of a verdict that is not `readable` they are those of the whole trajectory, if it was
+  /// tried.
   double slope = 0;
   double low = 0;
   double high = 0;
@@ -124,14 +126,15 @@ struct Rate {
   /// The window: the first point, and their number.
   int64_t first = 0;
   int64_t points = 0;
-  /// 1 - (sum of squares of residuals) / (that of log(observable)); standard deviation of the residuals: the path noise.
+  /// 1 - (sum of squares of residuals) / (that of log(observable)); standard deviation of the residuals: the path
+  /// noise.
   double r_squared = 0;
   double path_noise = 0;
 };
 
 /// The rate at which an observable vanishes along a trajectory. `arc` is the arc length on the quotient at every
-/// point, and never falls. The longest window at the end of the trajectory is read in which the observable descends, its
-/// local slope stands still, and the slope is known well enough.
+/// point, and never falls. The longest window at the end of the trajectory is read in which the observable
+/// descends, its local slope stands still, and the slope is known well enough.
 Rate rate(const std::vector<double>& arc, const std::vector<double>& values,
           const RateOptions& options = {});
 
