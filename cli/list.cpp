@@ -13,6 +13,7 @@
 #include "commands.h"
 #include "ddc/experiments/catalogue.h"
 #include "ddc/experiments/experiment.h"
+#include "ddc/experiments/meter.h"
 #include "models.h"
 #include "options.h"
 #include "text.h"
@@ -50,6 +51,15 @@ Json described(const OptimizerEntry& optimizer) {
   return {{"name", optimizer.name},
           {"description", optimizer.description},
           {"settings", described(optimizer.settings)}};
+}
+
+Json described(const MeterEntry& meter) {
+  auto settings = described(meter.settings);
+  settings.insert(settings.begin(), Json({{"name", "every"},
+                                          {"default", 1},
+                                          {"values", "whole number, >= 1"},
+                                          {"help", "evaluations between two measurements"}}));
+  return {{"name", meter.name}, {"description", meter.description}, {"settings", settings}};
 }
 
 /// The arms in the order in which they are planned, and how many runs with which seeds there are.
@@ -95,6 +105,7 @@ const std::vector<Kind>& kinds() {
   static const std::vector<Kind> all = {
       kind("testbeds", "ddc run TESTBED", testbed_entries()),
       kind("optimizers", "ddc run TESTBED --optimizer NAME", optimizer_entries()),
+      kind("meters", "ddc run TESTBED --meter NAME:KEY=VALUE,...", meter_entries()),
       kind("experiments", "ddc experiment NAME", experiments::experiments()),
       kind("models", "ddc audit MODEL", models())};
   return all;
@@ -194,10 +205,11 @@ void run(const ListOptions& settings) {
 
 void add_list(CLI::App& app) {
   auto* command = app.add_subcommand(
-      "list", "list testbeds, optimizers, experiments and models, or describe one of them");
+      "list", "list testbeds, optimizers, meters, experiments and models, or describe one of them");
   const auto settings = std::make_shared<ListOptions>();
-  command->add_option("KIND", settings->kind, "testbeds, optimizers, experiments or models")
-      ->check(known("kind", {"testbeds", "optimizers", "experiments", "models"}, "ddc list"));
+  command->add_option("KIND", settings->kind, "testbeds, optimizers, meters, experiments or models")
+      ->check(
+          known("kind", {"testbeds", "optimizers", "meters", "experiments", "models"}, "ddc list"));
   command->add_option("NAME", settings->name, "describe this one, with its settings");
   command->add_flag("--json", settings->json, "print JSON instead of text");
   command->callback([settings] { run(*settings); });

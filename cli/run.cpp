@@ -43,6 +43,7 @@ struct Settings {
   std::optional<int64_t> steps;
   std::vector<uint64_t> seeds = {42};
   std::vector<std::string> set;
+  std::vector<std::string> meters;
   std::string stop;
   std::string out;
   std::vector<std::string> resume;
@@ -123,6 +124,12 @@ void apply_recipe(RunConfig& config) {
   }
 }
 
+std::set<std::string> default_names() {
+  std::set<std::string> names;
+  for (const auto& meter : default_meters()) names.insert(meter["name"].get<std::string>());
+  return names;
+}
+
 /// Of the first seed.
 RunConfig configured(const Settings& settings) {
   auto config = settings.config;
@@ -133,6 +140,14 @@ RunConfig configured(const Settings& settings) {
   for (const auto& text : settings.set) {
     const auto [name, value] = assignment("--set", text);
     apply_setting(config, name, value);
+  }
+  for (const auto& text : settings.meters) {
+    const auto meter = parse_meter(text);
+    // One of the default ones that is given is given its settings.
+    std::erase_if(config.meters.get_ref<Json::array_t&>(), [&](const Json& other) {
+      return other["name"] == meter["name"] && default_names().contains(meter["name"]);
+    });
+    config.meters.push_back(meter);
   }
   if (!settings.stop.empty()) {
     std::tie(config.stop_metric, config.stop_at) = level("--stop", settings.stop);
@@ -294,6 +309,20 @@ void print(const std::vector<RunOutcome>& outcomes) {
     }
     rows.push_back(std::move(row));
   }
+  std::set<std::string> meters;
+  for (const auto& outcome : outcomes) {
+    if (!outcome.summary) continue;
+    for (const auto& [name, seconds] : outcome.summary->meter_seconds) meters.insert(name);
+  }
+  for (const auto& meter : meters) {
+    std::vector<std::string> row = {"time of meter " + meter};
+    for (const auto& outcome : outcomes) {
+      const auto* seconds = outcome.summary ? &outcome.summary->meter_seconds : nullptr;
+      const bool known = seconds != nullptr && seconds->contains(meter);
+      row.push_back(known ? duration(seconds->at(meter)) : "-");
+    }
+    rows.push_back(std::move(row));
+  }
   std::cout << aligned(rows) << '\n';
   for (const auto& outcome : outcomes) std::cout << outcome.folder.string() << '\n';
 }
@@ -362,6 +391,10 @@ void add_run(CLI::App& app) {
       ->add_option("--set", settings->set,
                    "settings of the testbed and the optimizer (ddc list testbeds TESTBED)")
       ->type_name("NAME=VALUE");
+  command
+      ->add_option("--meter", settings->meters,
+                   "what to measure beside drift and turn (ddc list meters)")
+      ->type_name("NAME[:KEY=VALUE,...]");
   command->add_option("--every", config.evaluate_every, "steps between evaluations")
       ->type_name("N")
       ->check(whole_number(1))

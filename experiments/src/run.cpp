@@ -15,11 +15,11 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 #include "ddc/experiments/catalogue.h"
 #include "ddc/io/checkpoint.h"
-#include "ddc/measure/gauge_coordinates.h"
 #include "ddc/optim/schedule.h"
 #include "ddc/testbeds/runs.h"
 #include "ddc/version.h"
@@ -47,6 +47,7 @@ void visit_fields(Config& config, Visit&& visit) {
   visit("stop_metric", config.stop_metric);
   visit("stop_at", config.stop_at);
   visit("keep_every", config.keep_every);
+  visit("meters", config.meters);
 }
 
 /// More cannot be started on usual systems.
@@ -71,81 +72,6 @@ std::string line_of(const Measurement& measurement) {
   }
   return json.dump() + "\n";
 }
-
-/// How far the gauge coordinates are from where they were at the start: those that the optimizer holds,
-/// or, if it holds none, those of all the testbed's gauges as an observer measures them.
-class DriftMeter {
- public:
-  DriftMeter(const LiftedOptimizer& optimizer, const Parameters& params,
-             const std::vector<Gauge>& gauges)
-      : optimizer_(optimizer) {
-    if (optimizer.gauges().empty()) outside_.emplace(params, gauges);
-    start_ = coordinates();
-  }
-
-  void measure(std::map<std::string, double>& values) const {
-    const auto now = coordinates();
-    double largest = 0;
-    double sum = 0;
-    int64_t channels = 0;
-    int64_t unknown = 0;
-    for (size_t k = 0; k < now.size(); ++k) {
-      // A channel that is in a degenerate stratum, here or there, has no coordinate.
-      const auto moved = (now[k] - start_[k]).flatten();
-      const auto known = moved.masked_select(moved.isfinite()).abs();
-      unknown += moved.numel() - known.numel();
-      if (known.numel() == 0) continue;
-      largest = std::max(largest, known.max().item<double>());
-      sum += known.square().sum().item<double>();
-      channels += known.numel();
-    }
-    // Not to be taken for channels that hold still.
-    if (unknown > 0) values["channels_without_coordinate"] = static_cast<double>(unknown);
-    if (channels == 0) return;
-    values["drift"] = largest;
-    values["drift_rms"] = std::sqrt(sum / static_cast<double>(channels));
-  }
-
- private:
-  std::vector<at::Tensor> coordinates() const {
-    return outside_ ? outside_->measure() : optimizer_.gauge_coordinates();
-  }
-
-  const LiftedOptimizer& optimizer_;
-  std::optional<GaugeCoordinates> outside_;
-  std::vector<at::Tensor> start_;
-};
-
-/// How far a step turns the weights along the orbits of rotations, which have no coordinate. Of the
-/// testbed's gauges, bound or not, on whose tensors nothing but rotations acts: where a scale changes the
-/// units of the weights, a horizontal step turns them too.
-class TurnMeter {
- public:
-  TurnMeter(Parameters params, std::vector<Gauge> gauges)
-      : params_(std::move(params)), gauges_(std::move(gauges)) {
-    std::set<std::string> scaled;
-    for (const auto& gauge : gauges_) {
-      if (gauge.mixes()) continue;
-      for (const auto& leg : gauge.legs) scaled.insert(leg.tensor);
-    }
-    std::erase_if(gauges_, [&](const Gauge& gauge) {
-      return !gauge.mixes() ||
-             std::any_of(gauge.legs.begin(), gauge.legs.end(),
-                         [&](const Leg& leg) { return scaled.contains(leg.tensor); });
-    });
-  }
-
-  void before_step() { before_ = testbeds::turned_parts(gauges_, params_); }
-  void after_step(std::map<std::string, double>& values) const {
-    if (before_.empty()) return;
-    values["turn"] = testbeds::largest_turn(before_, testbeds::turned_parts(gauges_, params_));
-  }
-
- private:
-  Parameters params_;
-  std::vector<Gauge> gauges_;
-  std::vector<at::Tensor> before_;
-};
 
 /// "; delete '...' to start the run over", what errors of a run that cannot go on end with.
 std::string how_to_start_over(const fs::path& folder) {
@@ -197,8 +123,7 @@ class Run {
         gauges_(testbed_.gauges(params_)),
         optimizer_(
             optimizer_entry(config_.optimizer).make(config_.optimizer_settings, params_, gauges_)),
-        drift_(*optimizer_, params_, gauges_),
-        turn_(params_, gauges_),
+        meters_(config_.meters, {testbed_, params_, gauges_, *optimizer_}),
         schedule_(*optimizer_, {.warmup = config_.warmup,
                                 .total = config_.steps,
                                 .final_fraction = config_.cosine ? 0.0 : 1.0}),
@@ -228,18 +153,16 @@ class Run {
         if (measurement) record(*measurement, hooks);
         return finish(reached ? RunStatus::reached : RunStatus::diverged);
       }
-      if (measurement) turn_.before_step();
+      meters_.before_step(measurement.has_value());
       optimizer_->step();
       schedule_.step();
-      if (measurement) {
-        turn_.after_step(measurement->values);
-        record(*measurement, hooks);
-      }
+      meters_.after_step(measurement.has_value(), measurement ? &measurement->values : nullptr);
+      if (measurement) record(*measurement, hooks);
       if (hooks.step) hooks.step(step_ + 1, loss);
     }
     const at::NoGradGuard no_grad;
     const double loss = testbed_.loss(params_, batch()).item<double>();
-    const auto measurement = measure(loss);
+    const auto measurement = measure(loss, /*last=*/true);
     record(measurement, hooks);
     return finish(is_reached(measurement)
                       ? RunStatus::reached
@@ -261,6 +184,7 @@ class Run {
       TORCH_CHECK(failed == std::errc() && end == text.data() + text.size() && number >= 0,
                   "its step is '", text, "', must be a number of steps");
       schedule_.resume(number);
+      meters_.resume(notes);
       return number;
     } catch (const c10::Error& error) {
       TORCH_CHECK(false, "cannot go on from '", path.string(),
@@ -270,7 +194,9 @@ class Run {
 
   void save(const fs::path& path) const {
     fs::create_directories(path.parent_path());
-    save_checkpoint(path, params_, optimizer_.get(), {.notes = {{"step", std::to_string(step_)}}});
+    auto notes = meters_.state();
+    notes["step"] = std::to_string(step_);
+    save_checkpoint(path, params_, optimizer_.get(), {.notes = std::move(notes)});
   }
 
   fs::path kept_checkpoint() const {
@@ -292,12 +218,15 @@ class Run {
     return true;
   }
 
-  Measurement measure(double loss) const {
+  Measurement measure(double loss, bool last = false) {
     Measurement measurement{.step = step_, .values = {{"loss", loss}}};
-    drift_.measure(measurement.values);
     if (testbed_.observe) {
       for (const auto& [name, value] : testbed_.observe(params_)) measurement.values[name] = value;
     }
+    // Every meter looks at where a run ends.
+    const auto found = measurement.values.find(config_.stop_metric);
+    last = last || (found != measurement.values.end() && found->second >= config_.stop_at);
+    meters_.measure(last ? 0 : step_ / config_.evaluate_every, measurement.values);
     return measurement;
   }
 
@@ -317,7 +246,7 @@ class Run {
 
   RunSummary finish(RunStatus status) const {
     save(latest_checkpoint(folder_));
-    const RunSummary summary{.status = status, .steps = step_};
+    const RunSummary summary{.status = status, .steps = step_, .meter_seconds = meters_.seconds()};
     write_text(summary_file(folder_),
                Json({{"status", to_string(status)}, {"steps", step_}}).dump(1) + "\n");
     return summary;
@@ -330,8 +259,7 @@ class Run {
   Parameters params_;
   std::vector<Gauge> gauges_;
   std::unique_ptr<LiftedOptimizer> optimizer_;
-  DriftMeter drift_;
-  TurnMeter turn_;
+  Meters meters_;
   WarmupScheduler schedule_;
   int64_t step_;
   Metrics metrics_;
@@ -429,7 +357,14 @@ void to_json(Json& json, const RunConfig& config) {
 }
 
 void from_json(const Json& json, RunConfig& config) {
-  visit_fields(config, [&](const char* name, auto& value) { read_field(json, name, value); });
+  visit_fields(config, [&](const char* name, auto& value) {
+    // Runs that were made before there were meters to choose have the default ones.
+    if (std::string_view(name) == "meters" && !json.contains(name)) {
+      config.meters = default_meters();
+    } else {
+      read_field(json, name, value);
+    }
+  });
 }
 
 const char* to_string(RunStatus status) {
@@ -464,6 +399,7 @@ RunConfig completed(RunConfig config) {
                     config.keep_every);
   TORCH_CHECK_VALUE(config.dtype == "float32" || config.dtype == "float64",
                     "option dtype must be float32 or float64, got '", config.dtype, "'");
+  config.meters = complete_meters(config.meters);
   if (testbed.check) testbed.check(config.testbed_settings);
   return config;
 }

@@ -3,11 +3,15 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "ddc/discover/evaluate.h"
 #include "ddc/optim/lifted.h"
 #include "ddc/parameters.h"
 
@@ -34,6 +38,18 @@ inline Parameters table_of(NamedTensors tensors) {
   return table;
 }
 
+/// The loss of a batch, and the outputs that it is computed from. pybind11's wrapper takes the interpreter's lock
+/// for as long as the call lasts.
+using PythonEvaluate =
+    std::function<std::tuple<at::Tensor, std::optional<at::Tensor>>(uint64_t batch)>;
+
+inline Evaluate evaluate_of(PythonEvaluate function) {
+  return [function = std::move(function)](uint64_t batch) {
+    auto [loss, outputs] = function(batch);
+    return Evaluation(std::move(loss), outputs.value_or(at::Tensor()));
+  };
+}
+
 /// An optimizer with param groups `groups` of options `options`. `rule` is the name of a registered one, or
 /// (name, rule, init) in Python. `placed`: its weights are at their canonical place already.
 std::unique_ptr<LiftedOptimizer> make_optimizer(const py::object& rule,
@@ -44,6 +60,7 @@ std::unique_ptr<LiftedOptimizer> make_optimizer(const py::object& rule,
                                                 const py::dict& treatment, bool placed = false);
 
 void bind_gauges(py::module_& module);
+void bind_geometry(py::module_& module);
 void bind_symmetries(py::module_& module);
 void bind_optimizer(py::module_& module);
 void bind_makers(py::module_& module);

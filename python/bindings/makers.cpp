@@ -284,17 +284,6 @@ void bind_makers_of_gauges(py::module_& module) {
 
 // ---- Measures -------------------------------------------------------------------------------------
 
-/// pybind11's wrapper takes the interpreter's lock for as long as the call lasts.
-using PythonEvaluate =
-    std::function<std::tuple<at::Tensor, std::optional<at::Tensor>>(uint64_t batch)>;
-
-Evaluate evaluate_of(PythonEvaluate function) {
-  return [function = std::move(function)](uint64_t batch) {
-    auto [loss, outputs] = function(batch);
-    return Evaluation(std::move(loss), outputs.value_or(at::Tensor()));
-  };
-}
-
 std::map<std::string, at::Tensor> dictionary(const Parameters& table) {
   std::map<std::string, at::Tensor> result;
   for (const auto& [name, tensor] : table) result[name] = tensor;

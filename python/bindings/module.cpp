@@ -27,6 +27,7 @@ PYBIND11_MODULE(_C, module) {
   module.attr("__version__") = kVersion;
   module.attr("torch_version") = DDC_TORCH_VERSION;
   bind_gauges(module);
+  bind_geometry(module);
   bind_symmetries(module);
   bind_optimizer(module);
   bind_makers(module);

@@ -15,17 +15,6 @@
 namespace ddc::python {
 namespace {
 
-/// pybind11's wrapper takes the interpreter's lock for as long as the call lasts.
-using PythonEvaluate =
-    std::function<std::tuple<at::Tensor, std::optional<at::Tensor>>(uint64_t batch)>;
-
-Evaluate evaluate_of(PythonEvaluate function) {
-  return [function = std::move(function)](uint64_t batch) {
-    auto [loss, outputs] = function(batch);
-    return Evaluation(std::move(loss), outputs.value_or(at::Tensor()));
-  };
-}
-
 SymmetryGroup discover_in(NamedTensors parameters, PythonEvaluate evaluate, uint64_t seed,
                           std::vector<int64_t> head_sizes, int64_t engagement_steps,
                           bool completeness, int64_t exact_up_to,

@@ -18,7 +18,7 @@ except ImportError as error:
         "pip install --no-build-isolation --force-reinstall --no-deps ."
     ) from error
 
-from ddc import gauges, huggingface, lightning, measure, testing
+from ddc import gauges, geometry, huggingface, lightning, measure, testing
 from ddc._C import (
     Completeness,
     Engagement,
@@ -69,6 +69,7 @@ __all__ = [
     "audit",
     "discover",
     "gauges",
+    "geometry",
     "hold",
     "huggingface",
     "lifted",

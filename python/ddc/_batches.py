@@ -110,6 +110,28 @@ class Batches:
             if complaint is not None:
                 raise TypeError(f"batch {number} of {self._name} {complaint}")
 
+    def split(self, size: int) -> None:
+        """Cut the batches that were taken along their first axis, into parts of up to `size` samples."""
+        parts: list[Any] = []
+        for number, batch in enumerate(self._kept):
+            count = _size(batch)
+            if count is None:
+                raise ValueError(
+                    f"batch {number} of {self._name} has no tensor whose first axis is that of samples: "
+                    "batch_size cannot cut it"
+                )
+            for start in range(0, count, size):
+
+                def part(value: Tensor, start: int = start, count: int = count) -> Tensor:
+                    of_samples = value.dim() > 0 and value.shape[0] == count
+                    return value[start : start + size] if of_samples else value
+
+                parts.append(_map(batch, part, lambda value: value))
+        self._kept = parts
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def _keep(self, batch: Any, number: int, device: torch.device) -> Any:
         def tensor(value: Tensor) -> Tensor:
             # A loader may fill the same memory again.

@@ -215,6 +215,7 @@ class Evaluation:
         self._outputs: list[Tensor] = []
         self._has_outputs = True
         self._taken = False
+        self._checked = False
         self._no_backward: _NoBackward | None = _NoBackward()
 
     @property
@@ -244,7 +245,9 @@ class Evaluation:
         self._gradients = Gradients(tensor for _, tensor in self.parameters)
         self._hook = self.model.register_forward_hook(self._remember)
         try:
-            self._check()
+            if not self._checked:
+                self._check()
+            self._checked = True
         except BaseException:
             self.__exit__(None, None, None)
             raise

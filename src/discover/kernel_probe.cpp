@@ -2,9 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/csrc/autograd/forward_grad.h>
 
 #include <algorithm>
+
+#include "geometry/forward_level.h"
 
 namespace ddc {
 namespace {
@@ -16,19 +17,6 @@ constexpr int64_t least_batches = 4;
 constexpr int64_t sampled_batches = 64;
 /// Of small batches it is not the multiplications that take the time but the way to the parameters.
 constexpr double least_positions = 32;
-
-/// A level of forward differentiation. All derivatives of the level are gone with it.
-class ForwardLevel {
- public:
-  ForwardLevel() : index_(torch::autograd::ForwardADLevel::get_next_idx()) {}
-  ForwardLevel(const ForwardLevel&) = delete;
-  ForwardLevel& operator=(const ForwardLevel&) = delete;
-  ~ForwardLevel() { torch::autograd::ForwardADLevel::release_idx(index_); }
-  uint64_t index() const { return index_; }
-
- private:
-  uint64_t index_;
-};
 
 double product_of(const at::Tensor& a, const at::Tensor& b) { return at::dot(a, b).item<double>(); }
 

@@ -22,6 +22,8 @@ class Trainable {
 
   const Parameters& table() const { return table_; }
   int64_t size() const { return size_; }
+  /// By entry: tensors of their own graph that share its memory.
+  const std::vector<std::vector<at::Tensor>>& aliases() const { return aliases_; }
   /// Relative rounding of the least precise of them.
   double precision() const;
   /// Where the entries of the tensor with this name begin; nothing if it does not require gradients.
@@ -41,7 +43,7 @@ class Trainable {
  private:
   Parameters table_;
   std::vector<std::vector<std::string>> names_;
-  /// By entry: tensors of their own graph that share its memory. Their gradients add up.
+  /// Their gradients add up.
   std::vector<std::vector<at::Tensor>> aliases_;
   int64_t size_ = 0;
 };

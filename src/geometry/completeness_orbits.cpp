@@ -160,9 +160,10 @@ const std::string& Orbits::gauge_of(int64_t entry) const {
 
 at::Tensor Orbits::without(const at::Tensor& vector) const {
   const at::NoGradGuard no_grad;
-  return kernel_part([&](const at::Tensor& each) { return tangent(charges(each)); }, vector,
-                     most_iterations, tolerance)
-      .vector;
+  const auto along = [&](const at::Tensor& each) { return tangent(charges(each)); };
+  // Of a part that is rounding, an iteration would divide rounding by rounding.
+  if ((along(vector).norm() <= 1e-13 * vector.norm()).item<bool>()) return vector.clone();
+  return kernel_part(along, vector, most_iterations, tolerance).vector;
 }
 
 int64_t Orbits::dimension(const at::Generator& generator) const {

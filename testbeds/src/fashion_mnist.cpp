@@ -8,11 +8,11 @@
 #include <map>
 #include <mutex>
 
+#include "ddc/geometry/observables.h"
 #include "draw.h"
 #include "idx.h"
 #include "layers.h"
 #include "options.h"
-#include "spectrum.h"
 #include "transformer.h"
 
 namespace ddc::testbeds {
@@ -106,17 +106,16 @@ Observations observe(const Transformer& network, const FashionMnistSplit& seen,
                      const Parameters& params) {
   const at::NoGradGuard no_grad;
   const auto dtype = params.begin()->tensor.scalar_type();
-  Spectrum spectrum;
+  ActivationSpectrum spectrum;
   int64_t dead = 0;
-  const auto train =
-      traced_outputs(network, params, seen.train.inputs.to(dtype),
-                     [&](const std::string& name, const at::Tensor& values) {
-                       if (name == "stream") {
-                         spectrum = activation_spectrum(values);
-                       } else {
-                         dead += values.flatten(0, -2).amax(0).le(0).sum().item<int64_t>();
-                       }
-                     });
+  const auto train = traced_outputs(network, params, seen.train.inputs.to(dtype),
+                                    [&](const std::string& name, const at::Tensor& values) {
+                                      if (name == "stream") {
+                                        spectrum = activation_spectrum(values);
+                                      } else if (name.ends_with(".up")) {
+                                        dead += dead_units(values).never_on;
+                                      }
+                                    });
   const auto validation = traced_outputs(network, params, seen.validation.inputs.to(dtype), {});
   int64_t gate_dead = 0;
   for (int64_t l = 0; l < network.layers; ++l) {

@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <vector>
 
+#include "ddc/geometry/observables.h"
 #include "draw.h"
 #include "layers.h"
 #include "options.h"
-#include "spectrum.h"
 #include "text.h"
 #include "transformer.h"
 
@@ -40,7 +40,7 @@ struct Observed {
 Observations observe(const Transformer& network, const Observed& windows,
                      const Parameters& params) {
   const at::NoGradGuard no_grad;
-  Spectrum spectrum;
+  ActivationSpectrum spectrum;
   const auto train = traced_outputs(network, params, windows.train.inputs,
                                     [&](const std::string& name, const at::Tensor& values) {
                                       if (name == "stream") spectrum = activation_spectrum(values);

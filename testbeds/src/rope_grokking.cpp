@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "ddc/geometry/observables.h"
 #include "draw.h"
 #include "layers.h"
 #include "options.h"
-#include "spectrum.h"
 #include "transformer.h"
 
 namespace ddc::testbeds {
@@ -99,7 +99,7 @@ std::vector<Gauge> listed_gauges(Transformer network, const RopeGrokkingOptions&
 Observations observe(const Testbed& bed, const Transformer& network, const RopeGrokkingSplit& split,
                      const Parameters& params) {
   const at::NoGradGuard no_grad;
-  Spectrum spectrum;
+  ActivationSpectrum spectrum;
   const auto test = traced_outputs(
       network, params, split.test.inputs, [&](const std::string& name, const at::Tensor& values) {
         if (name != "stream") return;

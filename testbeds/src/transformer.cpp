@@ -200,6 +200,7 @@ at::Tensor logits(const Transformer& network, const Parameters& fixed, const Par
   auto x = embed(network, network.fixed_embedding ? detached(fixed, dtype) : params, inputs);
   const bool after = network.norm_place == NormPlace::after;
   if (after) x = norm("embedding_norm", x);
+  if (trace) trace("stream.embedding", x);
   for (int64_t l = 0; l < network.layers; ++l) {
     for (const auto& step : residual_steps(network, l)) {
       // After the last attention positions do not meet any more: only the one asked for is
@@ -227,6 +228,7 @@ at::Tensor logits(const Transformer& network, const Parameters& fixed, const Par
         x = x + y;
       }
       if (after) x = norm(step.norm, x);
+      if (trace) trace("stream." + step.branches.back().name, x);
     }
   }
   if (trace) trace("stream", x);
@@ -275,6 +277,10 @@ Testbed transformer_testbed(const Transformer& network) {
   bed.outputs = [network, fixed = fixed_tables(network)](const Parameters& params,
                                                          const at::Tensor& inputs) {
     return logits(network, fixed, params, inputs);
+  };
+  bed.traced = [network, fixed = fixed_tables(network)](
+                   const Parameters& params, const at::Tensor& inputs, const Trace& trace) {
+    return logits(network, fixed, params, inputs, trace);
   };
   set_criterion(bed, network.z_loss == 0 ? Criterion(cross_entropy)
                                          : cross_entropy_with_z_loss(network.z_loss));

@@ -112,11 +112,6 @@ struct Transformer {
 /// A testbed with this network and cross-entropy loss; `batch` is left to the task.
 Testbed transformer_testbed(const Transformer& network);
 
-/// Is told what happens inside the network, at the positions that are computed: what the units of a
-/// feed-forward part that is not gated get, under the name of the layer ("layers.0.mlp.up"), and the
-/// residual stream before the final norm ("stream").
-using Trace = std::function<void(const std::string& name, const at::Tensor& values)>;
-
 /// The outputs of the testbed of this network.
 at::Tensor traced_outputs(const Transformer& network, const Parameters& params,
                           const at::Tensor& inputs, const Trace& trace);

@@ -131,7 +131,7 @@ def test_a_folder_that_holds_nothing_is_a_failure_that_names_it(tmp_path):
 
 def test_the_list_has_a_line_for_everything_that_can_be_named():
     everything = printed_json("list")
-    assert set(everything) == {"testbeds", "optimizers", "experiments", "models"}
+    assert set(everything) == {"testbeds", "optimizers", "meters", "experiments", "models"}
     lines = succeed("list").stdout.splitlines()
     for kind, entries in everything.items():
         names = [entry["name"] for entry in entries]

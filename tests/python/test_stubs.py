@@ -186,7 +186,9 @@ def test_classes_of_the_extension_are_found_where_they_say() -> None:
     assert private == {
         "AdamWMoments",
         "Core",
+        "Curvature",
         "GaugeCoordinates",
+        "OrbitSpace",
         "Placement",
         "SymmetryGroup",
     }

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "ddc/experiments/meter.h"
 #include "ddc/experiments/settings.h"
 
 // One run: a testbed, an optimizer, a seed. It lives in a folder that other tools can read:
@@ -43,6 +44,8 @@ struct RunConfig {
   double stop_at = 0;
   /// A checkpoint is kept for good every so many steps; 0: only the last.
   int64_t keep_every = 0;
+  /// What is measured at evaluations: a list of {"name": ..., settings} (meter.h).
+  Json meters = default_meters();
 
   bool operator==(const RunConfig&) const = default;
 };
@@ -56,10 +59,7 @@ RunConfig completed(RunConfig config);
 /// A line of metrics.jsonl; a number that is not finite is NaN.
 struct Measurement {
   int64_t step = 0;
-  /// "loss" of the step's batch; "drift" and "drift_rms", of the gauge coordinates since the start, the
-  /// largest of any channel and the root of the mean square; "turn", the largest angle by which the next
-  /// step turns a block of a rotation along its orbit (where nothing but rotations acts on its tensors, and
-  /// there is a next step); and what the testbed observes.
+  /// "loss" of the step's batch; what the meters measure; and what the testbed observes.
   std::map<std::string, double> values;
 };
 
@@ -73,6 +73,8 @@ const char* to_string(RunStatus status);
 struct RunSummary {
   RunStatus status = RunStatus::finished;
   int64_t steps = 0;
+  /// What meters took of the time of the process that finished the run; not kept in its folder.
+  std::map<std::string, double> meter_seconds = {};
 };
 
 struct RunHooks {

@@ -36,6 +36,11 @@ enum class GaugeSet {
 /// Numbers that tell how training goes, by name: "test_accuracy", "gauge_fraction", ...
 using Observations = std::map<std::string, double>;
 
+/// Is told what happens inside a network, at the positions that are computed: what the units of a feed-forward part
+/// that is not gated get, under the name of the layer ("layers.0.mlp.up"), the residual stream after the embedding
+/// ("stream.embedding") and after every branch ("stream.layers.0.mlp"), and before the final norm ("stream").
+using Trace = std::function<void(const std::string& name, const at::Tensor& values)>;
+
 /// A network and a task, as functions of a table of parameters: two copies of the parameters, one
 /// moved by a group element, can be trained side by side.
 ///
@@ -62,6 +67,10 @@ struct Testbed {
   std::function<at::Tensor(const at::Tensor& outputs, const at::Tensor& targets)> criterion;
   /// What there is to see at these parameters besides the loss of a batch. May be empty.
   std::function<Observations(const Parameters& params)> observe = {};
+  /// The same outputs, with a trace of what is inside, and by operations that can be differentiated forward. May be
+  /// empty.
+  std::function<at::Tensor(const Parameters& params, const at::Tensor& inputs, const Trace& trace)>
+      traced = {};
   /// `batch` returns the same for all seeds.
   bool full_batch = false;
 };

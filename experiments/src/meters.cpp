@@ -1,0 +1,460 @@
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <set>
+#include <sstream>
+#include <utility>
+
+#include "ddc/experiments/meter.h"
+#include "ddc/geometry/curvature.h"
+#include "ddc/geometry/observables.h"
+#include "ddc/measure/gauge_coordinates.h"
+#include "ddc/testbeds/runs.h"
+#include "find_entry.h"
+
+namespace ddc::experiments {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// How far the gauge coordinates are from where they were at the start: those that the optimizer holds,
+/// or, if it holds none, those of all the testbed's gauges as an observer measures them.
+class DriftMeter : public Meter {
+ public:
+  explicit DriftMeter(const MeterContext& context) : optimizer_(context.optimizer) {
+    if (optimizer_.gauges().empty()) outside_.emplace(context.params, context.gauges);
+    start_ = coordinates();
+  }
+
+  void measure(Values& values) override {
+    const auto now = coordinates();
+    double largest = 0;
+    double sum = 0;
+    int64_t channels = 0;
+    int64_t unknown = 0;
+    for (size_t k = 0; k < now.size(); ++k) {
+      // A channel that is in a degenerate stratum, here or there, has no coordinate.
+      const auto moved = (now[k] - start_[k]).flatten();
+      const auto known = moved.masked_select(moved.isfinite()).abs();
+      unknown += moved.numel() - known.numel();
+      if (known.numel() == 0) continue;
+      largest = std::max(largest, known.max().item<double>());
+      sum += known.square().sum().item<double>();
+      channels += known.numel();
+    }
+    // Not to be taken for channels that hold still.
+    if (unknown > 0) values["channels_without_coordinate"] = static_cast<double>(unknown);
+    if (channels == 0) return;
+    values["drift"] = largest;
+    values["drift_rms"] = std::sqrt(sum / static_cast<double>(channels));
+  }
+
+ private:
+  std::vector<at::Tensor> coordinates() const {
+    return outside_ ? outside_->measure() : optimizer_.gauge_coordinates();
+  }
+
+  const LiftedOptimizer& optimizer_;
+  std::optional<GaugeCoordinates> outside_;
+  std::vector<at::Tensor> start_;
+};
+
+/// How far a step turns the weights along the orbits of rotations, which have no coordinate. Of the
+/// testbed's gauges, bound or not, on whose tensors nothing but rotations acts: where a scale changes the
+/// units of the weights, a horizontal step turns them too.
+class TurnMeter : public Meter {
+ public:
+  explicit TurnMeter(const MeterContext& context)
+      : params_(context.params), gauges_(context.gauges) {
+    std::set<std::string> scaled;
+    for (const auto& gauge : gauges_) {
+      if (gauge.mixes()) continue;
+      for (const auto& leg : gauge.legs) scaled.insert(leg.tensor);
+    }
+    std::erase_if(gauges_, [&](const Gauge& gauge) {
+      return !gauge.mixes() ||
+             std::any_of(gauge.legs.begin(), gauge.legs.end(),
+                         [&](const Leg& leg) { return scaled.contains(leg.tensor); });
+    });
+  }
+
+  void before_step() override { before_ = testbeds::turned_parts(gauges_, params_); }
+  void after_step(Values* values) override {
+    if (before_.empty() || values == nullptr) return;
+    (*values)["turn"] = testbeds::largest_turn(before_, testbeds::turned_parts(gauges_, params_));
+  }
+
+ private:
+  Parameters params_;
+  std::vector<Gauge> gauges_;
+  std::vector<at::Tensor> before_;
+};
+
+/// The batches of the testbed on copies of the parameters in float64, through operations that can be differentiated
+/// forward.
+struct Measured {
+  Measured(const MeterContext& context, int64_t most) : testbed(context.testbed), samples(most) {
+    for (const auto& [name, tensor] : context.params) {
+      params.add(name, tensor.detach().to(at::kDouble).clone().requires_grad_(true));
+    }
+  }
+
+  Evaluate evaluate() const {
+    return [this](uint64_t number) {
+      auto batch = testbed.batch(number, at::kDouble);
+      if (samples > 0 && samples < batch.inputs.size(0)) {
+        batch = {batch.inputs.narrow(0, 0, samples), batch.targets.narrow(0, 0, samples)};
+      }
+      const auto outputs = testbed.traced ? testbed.traced(params, batch.inputs, {})
+                                          : testbed.outputs(params, batch.inputs);
+      return Evaluation(testbed.criterion(outputs, batch.targets), outputs);
+    };
+  }
+
+  const testbeds::Testbed& testbed;
+  int64_t samples;
+  Parameters params;
+};
+
+struct FisherOptions {
+  CurvatureKind kind = CurvatureKind::gauss_newton;
+  std::string tensors = {};
+  int64_t batches = 1;
+  int64_t samples = 0;
+  int64_t labels = 1;
+  int64_t dense_up_to = 1024;
+  int64_t iterations = 100;
+  bool few_samples = false;
+
+  OptionList options() {
+    return {{"kind", kind, "which curvature"},
+            {"tensors", tensors, "block: pattern of names; empty: the whole model"},
+            {"batches", batches, "batches that it is averaged over", at_least(1)},
+            {"samples", samples, "samples of each batch, its first; 0: all", at_least(0)},
+            {"labels", labels, "labels drawn per sample (monte_carlo_fisher)", at_least(1)},
+            {"dense_up_to", dense_up_to, "parameters up to which all eigenvalues are found",
+             at_least(0)},
+            {"iterations", iterations, "steps of Lanczos' method above that", at_least(1)},
+            {"few_samples", few_samples, "allow fewer than 100 samples per parameter"}};
+  }
+};
+
+/// Curvature modulo the testbed's gauges.
+class FisherMeter : public Meter {
+ public:
+  FisherMeter(const FisherOptions& options, const MeterContext& context)
+      : options_(options), context_(context) {
+    for (const auto& [name, tensor] : context.params) {
+      if (options.tensors.empty()) break;
+      if (fnmatch(options.tensors.c_str(), name.c_str(), 0) == 0) block_.push_back(name);
+    }
+    TORCH_CHECK_VALUE(options.tensors.empty() || !block_.empty(),
+                      "meter fisher: no parameter matches tensors = '", options.tensors, "'");
+  }
+
+  void measure(Values& values) override {
+    const Measured measured(context_, options_.samples);
+    const Curvature curvature(measured.params, measured.evaluate(),
+                              {.kind = options_.kind,
+                               .batches = options_.batches,
+                               .tensors = block_,
+                               .labels = options_.labels});
+    const auto orbits = orbit_space(context_.gauges, measured.params, curvature);
+    const auto read = spectrum(curvature, orbits,
+                               {.dense_up_to = options_.dense_up_to,
+                                .iterations = options_.iterations,
+                                .few_samples = options_.few_samples});
+    const auto prefix = "fisher" + (options_.tensors.empty() ? "" : "[" + options_.tensors + "]");
+    const auto add = [&](const char* name, const Bounded& bounded) {
+      values[prefix + "." + name] = bounded.value;
+      if (bounded.error > 0) values[prefix + "." + name + "_error"] = bounded.error;
+    };
+    add("smallest", read.smallest);
+    add("largest", read.largest);
+    add("trace", read.trace);
+    add("log_determinant", read.log_determinant);
+    add("effective_rank", read.effective_rank);
+    values[prefix + ".removed"] = static_cast<double>(read.removed);
+    values[prefix + ".dead"] = static_cast<double>(read.dead);
+    values[prefix + ".samples_per_parameter"] = read.samples_per_parameter;
+    if (read.zeros) values[prefix + ".zeros"] = static_cast<double>(*read.zeros);
+  }
+
+ private:
+  FisherOptions options_;
+  MeterContext context_;
+  std::vector<std::string> block_;
+};
+
+struct ActivationOptions {
+  int64_t batches = 1;
+  double floor = 1e-3;
+  double dead_below = 1e-3;
+
+  OptionList options() {
+    return {
+        {"batches", batches, "batches of inputs", at_least(1)},
+        {"floor", floor, "singular values of hidden units below this share of the largest are dead",
+         between(0, 1)},
+        {"dead_below", dead_below, "joint norms below this are dead", above(0)}};
+  }
+};
+
+/// Spectra at every node of the residual stream, and the dead part of hidden layers.
+class ActivationMeter : public Meter {
+ public:
+  ActivationMeter(const ActivationOptions& options, const MeterContext& context)
+      : options_(options), context_(context) {
+    TORCH_CHECK_VALUE(context.testbed.traced, "meter activations: testbed '", context.testbed.name,
+                      "' has no nodes to look at");
+  }
+
+  void measure(Values& values) override {
+    const at::NoGradGuard no_grad;
+    std::vector<std::string> names;
+    std::map<std::string, std::vector<at::Tensor>> nodes;
+    for (int64_t i = 0; i < options_.batches; ++i) {
+      const auto batch = context_.testbed.batch(static_cast<uint64_t>(i),
+                                                context_.params.begin()->tensor.scalar_type());
+      context_.testbed.traced(context_.params, batch.inputs,
+                              [&](const std::string& name, const at::Tensor& node) {
+                                if (!nodes.contains(name)) names.push_back(name);
+                                nodes[name].push_back(node.reshape({-1, node.size(-1)}));
+                              });
+    }
+    for (const auto& name : names) {
+      const auto node = at::cat(nodes[name]);
+      const auto prefix = "activations[" + name + "].";
+      if (name.ends_with(".up")) {
+        measure_hidden(name, prefix, node, values);
+      } else {
+        const auto read = activation_spectrum(node);
+        values[prefix + "sigma_min"] = read.sigma_min;
+        values[prefix + "effective_rank"] = read.effective_rank;
+      }
+    }
+  }
+
+ private:
+  void measure_hidden(const std::string& name, const std::string& prefix, const at::Tensor& node,
+                      Values& values) const {
+    const auto dead = dead_units(node);
+    values[prefix + "never_on"] = static_cast<double>(dead.never_on);
+    values[prefix + "always_on"] = static_cast<double>(dead.always_on);
+    // Left singular directions of the units' activations: a row per unit.
+    const auto directions = dead_directions(node.relu().t(), options_.floor);
+    values[prefix + "dead_directions"] = static_cast<double>(directions.size(1));
+    if (const auto aligned = axis_alignment(directions)) {
+      values[prefix + "axis_alignment"] = *aligned;
+    }
+    const auto layer = name.substr(0, name.size() - 3);
+    const auto& params = context_.params;
+    if (!params.contains(name + ".weight") || !params.contains(layer + ".down.weight")) return;
+    auto entering = params[name + ".weight"].tensor;
+    if (params.contains(name + ".bias")) {
+      entering = at::cat({entering, params[name + ".bias"].tensor.unsqueeze(1)}, 1);
+    }
+    const auto norms = joint_norms(entering, params[layer + ".down.weight"].tensor);
+    values[prefix + "gate_dead"] = norms.lt(options_.dead_below).sum().item<double>();
+    values[prefix + "cluster_ratio"] = cluster_gap(norms).ratio;
+  }
+
+  ActivationOptions options_;
+  MeterContext context_;
+};
+
+/// Arc length on the quotient.
+class ArcMeter : public Meter {
+ public:
+  explicit ArcMeter(const MeterContext& context) : context_(context) {}
+
+  bool follows_all_steps() const override { return true; }
+  void measure(Values& values) override { values["arc"] = length_; }
+  void before_step() override { before_ = context_.params.clone(); }
+  void after_step(Values* /*values*/) override {
+    const at::NoGradGuard no_grad;
+    Parameters moved;
+    for (const auto& [name, tensor] : context_.params) {
+      moved.add(name, tensor.detach() - before_[name].tensor.detach());
+    }
+    length_ += horizontal_length(context_.gauges, before_, moved);
+  }
+  std::optional<double> state() const override { return length_; }
+  void resume(double state) override { length_ = state; }
+
+ private:
+  MeterContext context_;
+  Parameters before_;
+  double length_ = 0;
+};
+
+template <class Options, class M>
+MeterEntry entry(const char* name, const char* description) {
+  return {name, description, declared_settings<Options>(),
+          [](const Json& settings, const MeterContext& context) -> std::unique_ptr<Meter> {
+            return std::make_unique<M>(options_from<Options>(settings), context);
+          }};
+}
+
+template <class M>
+MeterEntry entry(const char* name, const char* description) {
+  return {name,
+          description,
+          {},
+          [](const Json& /*settings*/, const MeterContext& context) -> std::unique_ptr<Meter> {
+            return std::make_unique<M>(context);
+          }};
+}
+
+Json complete_meter(const Json& given) {
+  TORCH_CHECK_VALUE(given.is_object() && given.contains("name") && given["name"].is_string(),
+                    "a meter must be {\"name\": ..., settings}, got ", given.dump());
+  const std::string name = given["name"];
+  const auto& entry = meter_entry(name);
+  auto settings = given;
+  settings.erase("name");
+  const Json every = settings.value("every", Json(1));
+  settings.erase("every");
+  TORCH_CHECK_VALUE(every.is_number_integer() && every >= 1, "meter ", name,
+                    ": option every must be a whole number >= 1, got ", every.dump());
+  auto result = complete("meter " + name, entry.settings, settings);
+  result["name"] = name;
+  result["every"] = every;
+  return result;
+}
+
+}  // namespace
+
+const std::vector<MeterEntry>& meter_entries() {
+  static const std::vector<MeterEntry> entries = {
+      entry<DriftMeter>("drift", "how far gauge coordinates are from where they started"),
+      entry<TurnMeter>("turn", "by what angle a step turns heads along their orbits"),
+      entry<FisherOptions, FisherMeter>("fisher",
+                                        "curvature modulo the gauges: both ends, trace, rank"),
+      entry<ActivationOptions, ActivationMeter>(
+          "activations", "spectra at the nodes of the residual stream, dead units"),
+      entry<ArcMeter>("arc", "arc length on the quotient, followed step by step"),
+  };
+  return entries;
+}
+
+const MeterEntry& meter_entry(const std::string& name) {
+  return find_entry("meter", meter_entries(), name);
+}
+
+Json default_meters() {
+  return Json::array({{{"name", "drift"}, {"every", 1}}, {{"name", "turn"}, {"every", 1}}});
+}
+
+Json complete_meters(const Json& given) {
+  TORCH_CHECK_VALUE(given.is_array(), "option meters must be a list, got ", given.dump());
+  Json result = Json::array();
+  for (const auto& each : given) {
+    auto meter = complete_meter(each);
+    TORCH_CHECK_VALUE(std::find(result.begin(), result.end(), meter) == result.end(), "meter ",
+                      meter.dump(), " is there twice");
+    result.push_back(std::move(meter));
+  }
+  return result;
+}
+
+Json parse_meter(const std::string& text) {
+  const auto colon = text.find(':');
+  const auto name = text.substr(0, colon);
+  const auto& entry = meter_entry(name);
+  Json meter = {{"name", name}};
+  if (colon == std::string::npos) return complete_meter(meter);
+  std::istringstream parts(text.substr(colon + 1));
+  for (std::string part; std::getline(parts, part, ',');) {
+    const auto sign = part.find('=');
+    TORCH_CHECK_VALUE(sign != std::string::npos && sign > 0, "meter ", name,
+                      ": settings must be key=value, got '", part, "'");
+    const auto key = part.substr(0, sign);
+    const auto value = part.substr(sign + 1);
+    if (key == "every") {
+      int64_t every = 1;
+      meter[key] = to_json(Option("every", every, "", at_least(1)).parsed(value));
+      continue;
+    }
+    std::vector<std::string> names = {"every"};
+    const Setting* found = nullptr;
+    for (const auto& setting : entry.settings) {
+      names.push_back(setting.name());
+      if (setting.name() == key) found = &setting;
+    }
+    TORCH_CHECK_VALUE(found != nullptr, unknown("setting of meter " + name, key, names));
+    meter[key] = parse_setting(*found, value);
+  }
+  return complete_meter(meter);
+}
+
+Meters::Meters(const Json& meters, const MeterContext& context) {
+  for (const auto& settings : meters) {
+    const std::string name = settings.at("name");
+    const std::string tensors = settings.value("tensors", "");
+    meters_.push_back({tensors.empty() ? name : name + "[" + tensors + "]", settings.at("every"),
+                       meter_entry(name).make(settings, context)});
+  }
+}
+
+void Meters::measure(int64_t evaluation, Values& values) {
+  for (auto& each : meters_) {
+    each.due = evaluation % each.every == 0;
+    if (!each.due) continue;
+    const auto start = Clock::now();
+    each.meter->measure(values);
+    each.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  }
+}
+
+void Meters::before_step(bool measured) {
+  for (auto& each : meters_) {
+    if (!each.meter->follows_all_steps() && !(measured && each.due)) continue;
+    const auto start = Clock::now();
+    each.meter->before_step();
+    each.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  }
+}
+
+void Meters::after_step(bool measured, Values* values) {
+  for (auto& each : meters_) {
+    if (!each.meter->follows_all_steps() && !(measured && each.due)) continue;
+    const auto start = Clock::now();
+    each.meter->after_step(measured && each.due ? values : nullptr);
+    each.seconds += std::chrono::duration<double>(Clock::now() - start).count();
+  }
+}
+
+std::map<std::string, std::string> Meters::state() const {
+  std::map<std::string, std::string> notes;
+  for (const auto& each : meters_) {
+    const auto state = each.meter->state();
+    if (!state) continue;
+    std::ostringstream text;
+    text << std::hexfloat << *state;
+    notes["meter." + each.label] = text.str();
+  }
+  return notes;
+}
+
+void Meters::resume(const std::map<std::string, std::string>& notes) {
+  for (auto& each : meters_) {
+    if (!each.meter->state()) continue;
+    const auto found = notes.find("meter." + each.label);
+    TORCH_CHECK(found != notes.end(), "it does not say what meter ", each.label, " has measured");
+    each.meter->resume(std::strtod(found->second.c_str(), nullptr));
+  }
+}
+
+std::map<std::string, double> Meters::seconds() const {
+  std::map<std::string, double> result;
+  for (const auto& each : meters_) result[each.label] += each.seconds;
+  return result;
+}
+
+}  // namespace ddc::experiments

@@ -1,0 +1,97 @@
+// Meters are chosen, refused by name, and go on where an interrupted run stopped.
+
+#include "ddc/experiments/meter.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+
+#include "ddc/experiments/run.h"
+#include "support/errors.h"
+
+namespace ddc::experiments {
+namespace {
+
+using tests::expect_error;
+
+/// A folder that is gone with the test.
+struct RunFolder {
+  std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("ddc-meter-test-" + std::to_string(getpid()));
+  ~RunFolder() { std::filesystem::remove_all(path); }
+};
+
+RunConfig small_run() {
+  RunConfig config;
+  config.testbed = "relu_teacher_student";
+  config.testbed_settings = {
+      {"d_in", 3}, {"d_hidden", 4}, {"d_out", 2}, {"samples", 16}, {"per_channel", true}};
+  config.optimizer = "ddc-adam";
+  config.steps = 6;
+  config.evaluate_every = 2;
+  config.dtype = "float64";
+  return config;
+}
+
+TEST(Meters, OfARunThatSaysNothingAreDriftAndTurn) {
+  const RunFolder folder;
+  execute(small_run(), folder.path);
+  const auto last = read_metrics(folder.path).back();
+  EXPECT_TRUE(last.values.contains("drift"));
+  EXPECT_FALSE(last.values.contains("arc"));
+}
+
+TEST(Meters, OfAnOldConfigurationAreTheDefaultOnes) {
+  Json json = small_run();
+  json.erase("meters");
+  EXPECT_EQ(json.get<RunConfig>().meters, default_meters());
+}
+
+TEST(Meters, MeasureWhatTheyAreAskedForAsOftenAsTheyAreAskedTo) {
+  auto config = small_run();
+  config.meters = Json::array({parse_meter("fisher:every=2"), parse_meter("arc")});
+  const RunFolder folder;
+  const auto summary = execute(config, folder.path);
+  const auto metrics = read_metrics(folder.path);
+  ASSERT_EQ(metrics.size(), 4u);
+  EXPECT_TRUE(metrics[0].values.contains("fisher.largest"));
+  EXPECT_FALSE(metrics[1].values.contains("fisher.largest"));
+  // The last one, whatever its number.
+  EXPECT_TRUE(metrics[3].values.contains("fisher.largest"));
+  EXPECT_GT(metrics[3].values.at("fisher.removed"), 0);
+  EXPECT_EQ(metrics[3].values.at("fisher.zeros"), 0);
+  EXPECT_FALSE(metrics[3].values.contains("drift"));
+  EXPECT_GT(metrics[3].values.at("arc"), metrics[1].values.at("arc"));
+  EXPECT_GT(summary->meter_seconds.at("fisher"), 0);
+}
+
+TEST(Meters, GoOnWhereAnInterruptedRunStopped) {
+  auto config = small_run();
+  config.meters = Json::array({parse_meter("arc")});
+  const RunFolder whole;
+  execute(config, whole.path);
+  const auto expected = read_metrics(whole.path).back().values.at("arc");
+  std::filesystem::remove_all(whole.path);
+  const RunFolder parts;
+  int64_t asked = 0;
+  EXPECT_FALSE(execute(config, parts.path, {.interrupted = [&] { return ++asked == 4; }}));
+  execute(config, parts.path);
+  EXPECT_EQ(read_metrics(parts.path).back().values.at("arc"), expected);
+}
+
+TEST(Meters, AreRefusedByName) {
+  expect_error([] { parse_meter("fishr"); }, {"fishr", "fisher"});
+  expect_error([] { parse_meter("fisher:tensor=a"); }, {"tensor", "tensors"});
+  expect_error([] { parse_meter("fisher:every=0"); }, {"every"});
+  expect_error([] { parse_meter("drift:every"); }, {"key=value"});
+  expect_error(
+      [] {
+        complete_meters(Json::array({parse_meter("arc"), parse_meter("arc")}));
+      },
+      {"twice"});
+}
+
+}  // namespace
+}  // namespace ddc::experiments
