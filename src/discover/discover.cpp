@@ -158,7 +158,7 @@ class Judge {
       if (std::any_of(group_.refusals.begin(), group_.refusals.end(), known)) continue;
       const auto verdict = gate(gauge, params_, evaluate_, quick_);
       if (verdict.passed) {
-        group_.findings.push_back(finding(gauge, params_, verdict));
+        add(gauge, verdict);
         continue;
       }
       auto reason = reason_of_failure(gauge, params_, evaluate_);
@@ -202,11 +202,20 @@ class Judge {
   }
 
  private:
+  /// Names tell gauges apart: a second one at the same tensor gets a number.
+  void add(Gauge gauge, const Verdict& verdict) {
+    const auto first = gauge.name;
+    for (size_t number = 2; !names_.insert(gauge.name).second; ++number) {
+      gauge.name = first + "." + std::to_string(number);
+    }
+    group_.findings.push_back(finding(gauge, params_, verdict));
+  }
+
   void try_one(Gauge& gauge, bool alone = true) {
     const auto verdict = gate(gauge, params_, evaluate_, alone ? GateOptions{} : quick_);
     if (gauge.kind == "shift") label_shift_(search_, gauge, verdict.shifts_logits);
     if (verdict.passed) {
-      group_.findings.push_back(finding(gauge, params_, verdict));
+      add(gauge, verdict);
     } else {
       group_.refusals.push_back(
           refusal(gauge, verdict.residual, reason_of_failure(gauge, params_, evaluate_)));
@@ -259,7 +268,7 @@ class Judge {
     }
     for (auto& gauge : kind) {
       if (gauge.kind == "shift") label_shift_(search_, gauge, false);
-      group_.findings.push_back(finding(gauge, params_, verdict));
+      add(gauge, verdict);
     }
     return true;
   }
@@ -269,6 +278,7 @@ class Judge {
   const Evaluate& evaluate_;
   SymmetryGroup& group_;
   int64_t classes_;
+  std::set<std::string> names_;
   GateOptions quick_{.batches = 1};
 };
 

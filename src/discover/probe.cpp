@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 namespace ddc {
 namespace {
@@ -15,6 +16,12 @@ namespace {
 constexpr int64_t small_entries = 1 << 14;
 /// Shifts of large models are looked at on so many batches.
 constexpr int64_t shift_batches_of_large = 8;
+/// A bias is so near behind its matrix in the table.
+constexpr size_t pair_distance = 3;
+/// Charges of a matrix and of its bias that are further apart than this factor are brought together, a
+/// pair with every evaluation, and so many at most.
+constexpr double unbalanced = 30;
+constexpr int64_t most_rounds = 12;
 
 double epsilon_of(at::ScalarType type) {
   return type == at::kDouble ? std::numeric_limits<double>::epsilon()
@@ -70,10 +77,8 @@ Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed)
   for (const auto& [name, tensor] : params_) {
     epsilon_ = std::max(epsilon_, epsilon_of(tensor.scalar_type()));
     entries_ += tensor.numel();
-    const double stored = typical_size(tensor);
-    growth_.push_back(growth_of(tensor, stored));
-    const double size = growth_.back() * stored;
-    width_.push_back((size > 0 ? size / 4 : 0.2) * std::sqrt(3.0));
+    stored_.push_back(typical_size(tensor));
+    growth_.push_back(growth_of(tensor, stored_.back()));
     for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
       slots_.push_back({index, axis, tensor.size(axis)});
       scale_offset_.push_back(scale_offset_.back() + tensor.size(axis));
@@ -82,6 +87,67 @@ Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed)
     small_offset_.push_back(small_offset_.back() + (is_small(index) ? tensor.numel() : 0));
     ++index;
   }
+  balance_();
+}
+
+std::vector<Probe::Pair> Probe::pairs() const {
+  std::vector<Pair> result;
+  for (size_t b = 0; b < slots_.size(); ++b) {
+    if (parameter(slots_[b].tensor).tensor.dim() != 1 || slots_[b].size < 2) continue;
+    for (size_t k = 0; k < slots_.size(); ++k) {
+      const auto& slot = slots_[k];
+      const bool before =
+          slot.tensor < slots_[b].tensor && slot.tensor + pair_distance >= slots_[b].tensor;
+      if (before && slot.size == slots_[b].size && parameter(slot.tensor).tensor.dim() > 1) {
+        result.push_back({k, b});
+      }
+    }
+  }
+  return result;
+}
+
+void Probe::balance_() {
+  const auto all = pairs();
+  std::set<std::pair<size_t, size_t>> done;
+  // How far the charges of a matrix are from those of its bias, as the log of a factor; zero if one of
+  // them has none.
+  const auto gap = [&](const Parameters& gradients, const Pair& pair) {
+    const at::NoGradGuard no_grad;
+    const auto charge = [&](const Slot& slot) {
+      const auto& [name, tensor] = parameter(slot.tensor);
+      return root_mean_square(sum_except(tensor.detach() * gradients[name].tensor, slot.axis));
+    };
+    const double matrix = charge(slots_[pair.matrix]);
+    const double bias = charge(slots_[pair.bias]);
+    return matrix > 0 && bias > 0 ? std::log(matrix / bias) : 0.0;
+  };
+  for (int64_t round = 0; round < most_rounds; ++round) {
+    const auto before = gradients(0);
+    // What comes first is mended first: all that follows depends on it.
+    const auto worst = std::find_if(all.begin(), all.end(), [&](const Pair& pair) {
+      return done.count({pair.matrix, pair.bias}) == 0 &&
+             std::abs(gap(before, pair)) > std::log(unbalanced);
+    });
+    if (worst == all.end()) return;
+    done.insert({worst->matrix, worst->bias});
+    const size_t matrix = slots_[worst->matrix].tensor;
+    const double was = gap(before, *worst);
+    const double growth = growth_[matrix];
+    growth_[matrix] = growth * std::exp(-was);
+    // A bias that the loss does not depend on (a key's) is beside nothing.
+    bool better = false;
+    try {
+      better = std::abs(gap(gradients(0), *worst)) < std::abs(was) / 2;
+    } catch (const c10::Error&) {
+      // Not finite there.
+    }
+    if (!better) growth_[matrix] = growth;
+  }
+}
+
+double Probe::size_of(size_t tensor) const {
+  const double size = growth_[tensor] * stored_[tensor];
+  return size > 0 ? size : 0.8;
 }
 
 void Probe::move_to(uint64_t batch) const {
@@ -91,7 +157,8 @@ void Probe::move_to(uint64_t batch) const {
   for (const auto& [name, tensor] : params_) {
     const auto& value = restore_.saved()[k];
     auto noise = at::empty(tensor.sizes(), at::kFloat);
-    noise.uniform_(-width_[k], width_[k], generator);
+    const double width = size_of(k) / 4 * std::sqrt(3.0);
+    noise.uniform_(-width, width, generator);
     at::Tensor(tensor).copy_(value).mul_(growth_[k]).add_(noise.to(tensor.options()));
     ++k;
   }
@@ -186,10 +253,10 @@ bool Probe::is_small(size_t tensor) const {
   return parameter(tensor).tensor.numel() <= small_entries;
 }
 
-double Probe::gradient_size(size_t tensor) const {
+double Probe::influence(size_t tensor) const {
   double sum = 0;
   for (const auto& batch : rms_) sum += batch[tensor] * batch[tensor];
-  return std::sqrt(sum / static_cast<double>(batches()));
+  return size_of(tensor) * std::sqrt(sum / static_cast<double>(batches()));
 }
 
 void Probe::each_batch(int64_t count,

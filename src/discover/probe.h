@@ -27,7 +27,8 @@ struct Slot {
 /// initialisation, much vanishes that is no symmetry. So the parameters are moved by random numbers of
 /// a quarter of their size while the probe lives, differently for every batch (some tasks have but one
 /// batch), and are back, bit for bit, after it. Matrices that are small for their width are enlarged:
-/// attention scores of 1e-4 hide what depends on them.
+/// attention scores of 1e-4 hide what depends on them. Those whose outputs are large or small beside the
+/// bias that is added to them (inputs of 0 to 255, or of 0.001) are made to fit it.
 class Probe {
  public:
   Probe(const Parameters& params, Evaluate evaluate, uint64_t seed);
@@ -71,8 +72,9 @@ class Probe {
   bool is_small(size_t tensor) const;
   /// The inner product of every tensor and its gradient, [batches, tensors].
   at::Tensor totals() const;
-  /// Root of the mean square of the gradient over entries and batches.
-  double gradient_size(size_t tensor) const;
+  /// Root of the mean square of the gradient over entries and batches, times the size of the entries: how
+  /// much the loss depends on the tensor.
+  double influence(size_t tensor) const;
 
   /// Calls `use` with the gradients of the first few batches, the parameters being where they belong.
   void each_batch(int64_t batches,
@@ -85,6 +87,17 @@ class Probe {
   std::vector<double> relative_charges(const std::vector<Gauge>& gauges) const;
 
  private:
+  /// A matrix, and the bias beside it: slots of equal size.
+  struct Pair {
+    size_t matrix;
+    size_t bias;
+  };
+  std::vector<Pair> pairs() const;
+  /// Makes the outputs of matrices comparable with the biases that are added to them.
+  void balance_();
+  /// How large the entries of a tensor are where the probe goes.
+  double size_of(size_t tensor) const;
+
   Parameters params_;
   Evaluate evaluate_;
   Restore restore_;
@@ -92,10 +105,10 @@ class Probe {
   std::vector<Slot> slots_;
   double epsilon_ = 0;
   int64_t entries_ = 0;
+  /// The typical entry of each tensor.
+  std::vector<double> stored_;
   /// By what each tensor is multiplied.
   std::vector<double> growth_;
-  /// By how much its entries are moved then, at most.
-  std::vector<double> width_;
   /// Where the charges of a slot begin among those of all.
   std::vector<int64_t> scale_offset_;
   std::vector<int64_t> shift_offset_;

@@ -118,8 +118,9 @@ void Search::find_residual_rotation() {
   const auto charges = at::stack(columns, 1);
   for (const auto& relation : sparse_relations(charges, position, options)) {
     const bool equal = std::all_of(
-        relation.coefficients.begin(), relation.coefficients.end(),
-        [&](double coefficient) { return std::abs(coefficient - 1) < 1e-6 + 100 * probe.zero(); });
+        relation.coefficients.begin(), relation.coefficients.end(), [&](double coefficient) {
+          return std::abs(coefficient - 1) < coefficient_tolerance(probe.zero());
+        });
     // What turns without what reads it through a norm is something else: heads as large as the stream.
     const bool read = std::any_of(relation.columns.begin(), relation.columns.end(),
                                   [&](size_t k) { return !legs[k].legs.front().through.empty(); });
