@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -121,13 +122,8 @@ int64_t classes_of(const Evaluate& evaluate) {
 /// Decides what belongs to the group. Works at the generic point.
 class Judge {
  public:
-  Judge(const Search& search, const Parameters& params, const Evaluate& evaluate,
-        SymmetryGroup& group)
-      : search_(search),
-        params_(params),
-        evaluate_(evaluate),
-        group_(group),
-        classes_(classes_of(evaluate)) {}
+  Judge(const Parameters& params, const Evaluate& evaluate, int64_t classes, SymmetryGroup& group)
+      : params_(params), evaluate_(evaluate), group_(group), classes_(classes) {}
 
   /// Tries gauges, alone or with those of their kind.
   void try_all(std::vector<Gauge> gauges) {
@@ -151,9 +147,28 @@ class Judge {
     }
   }
 
+  /// Tries what may hold in one layer alone: one of each pattern first, and the others if it passes. What
+  /// fails was a guess, and nobody's symmetry.
+  void try_guesses(const std::vector<std::vector<Gauge>>& guesses) {
+    for (const auto& pattern : guesses) {
+      for (const auto& gauge : pattern) {
+        const auto verdict = gate(gauge, params_, evaluate_, quick_);
+        if (!verdict.passed) break;
+        add(gauge, verdict);
+      }
+    }
+  }
+
   /// What charges have overlooked and the gate lets pass belongs to the group all the same.
-  void refuse_expected() {
-    for (const auto& gauge : search_.expected(classes_)) {
+  void refuse_expected(const std::vector<Gauge>& expected) {
+    // The search did not see what comes behind a layer whose successor was left out.
+    std::erase_if(group_.refusals, [&](const Refusal& refused) {
+      return std::any_of(group_.findings.begin(), group_.findings.end(), [&](const Finding& found) {
+        return found.gauge.kind == refused.kind &&
+               found.gauge.legs.front().tensor == refused.tensors.front();
+      });
+    });
+    for (const auto& gauge : expected) {
       const auto known = [&](const auto& entry) { return entry.name == gauge.name; };
       if (std::any_of(group_.refusals.begin(), group_.refusals.end(), known)) continue;
       const auto verdict = gate(gauge, params_, evaluate_, quick_);
@@ -213,7 +228,7 @@ class Judge {
 
   void try_one(Gauge& gauge, bool alone = true) {
     const auto verdict = gate(gauge, params_, evaluate_, alone ? GateOptions{} : quick_);
-    if (gauge.kind == "shift") label_shift_(search_, gauge, verdict.shifts_logits);
+    if (gauge.kind == "shift") label_shift_(params_, gauge, verdict.shifts_logits);
     if (verdict.passed) {
       add(gauge, verdict);
     } else {
@@ -267,13 +282,12 @@ class Judge {
       return false;
     }
     for (auto& gauge : kind) {
-      if (gauge.kind == "shift") label_shift_(search_, gauge, false);
+      if (gauge.kind == "shift") label_shift_(params_, gauge, false);
       add(gauge, verdict);
     }
     return true;
   }
 
-  const Search& search_;
   const Parameters& params_;
   const Evaluate& evaluate_;
   SymmetryGroup& group_;
@@ -282,12 +296,21 @@ class Judge {
   GateOptions quick_{.batches = 1};
 };
 
-/// Finds gauges and decides which of them are. The parameters are moved meanwhile.
-void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOptions& options,
-          const std::function<void(const char*)>& report, SymmetryGroup& group) {
+/// What the search proposes.
+struct Candidates {
+  std::vector<Gauge> gauges;
+  /// By analogy with layers that may be special; those with one pattern together.
+  std::vector<std::vector<Gauge>> guesses;
+  /// What similar models have.
+  std::vector<Gauge> expected;
+};
+
+Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& stacks,
+                         const DiscoverOptions& options, int64_t classes,
+                         const std::function<void(const char*)>& report) {
   report("charges");
-  Probe probe(params, evaluate, options.seed + 1);
-  Search search(probe, options.hints);
+  probe.balance();
+  Search search(probe, params, stacks, options.hints);
   search.find_scales();
   search.find_gains();
   search.find_gain_gauges();
@@ -304,13 +327,44 @@ void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOpti
   search.find_shifts();
   search.find_exchanges();
   for (auto& gauge : search.gauges) label_(search, gauge);
+  Candidates result;
+  std::map<size_t, std::vector<Gauge>> guesses;
+  for (auto& proposal : stacks.by_analogy(search.gauges)) {
+    (proposal.guess ? guesses[proposal.source] : result.gauges)
+        .push_back(std::move(proposal.gauge));
+  }
+  for (auto& [source, gauges] : guesses) result.guesses.push_back(std::move(gauges));
+  result.expected = search.expected(classes);
+  return result;
+}
+
+/// Finds gauges and decides which of them are. The parameters are moved meanwhile.
+void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOptions& options,
+          const std::function<void(const char*)>& report, SymmetryGroup& group) {
+  const Stacks stacks(params);
+  const int64_t classes = classes_of(evaluate);
+  // All parameters are at a generic point, for the gate as well.
+  Probe everything(params, evaluate, options.seed + 1);
+  Candidates candidates;
+  if (stacks.empty()) {
+    candidates = candidates_of(everything, params, stacks, options, classes, report);
+    everything.move_to(0);
+  } else {
+    everything.move_to(0);
+    const auto searched = stacks.searched_of(params);
+    group.notes.push_back(std::to_string(stacks.searched()) + " of " +
+                          std::to_string(stacks.layers()) +
+                          " repeated layers were searched, and the others tried by analogy");
+    Probe probe(searched, evaluate, options.seed + 1);
+    candidates = candidates_of(probe, params, stacks, options, classes, report);
+  }
 
   report("gate");
-  probe.move_to(0);
-  Judge judge(search, params, evaluate, group);
-  judge.try_all(search.gauges);
+  Judge judge(params, evaluate, classes, group);
+  judge.try_all(std::move(candidates.gauges));
+  judge.try_guesses(candidates.guesses);
   report("refusals");
-  judge.refuse_expected();
+  judge.refuse_expected(candidates.expected);
   report("all together");
   judge.try_together();
   if (options.completeness) {

@@ -22,6 +22,7 @@ constexpr size_t pair_distance = 3;
 /// pair with every evaluation, and so many at most.
 constexpr double unbalanced = 30;
 constexpr int64_t most_rounds = 12;
+constexpr int64_t most_rounds_of_large = 3;
 
 double epsilon_of(at::ScalarType type) {
   return type == at::kDouble ? std::numeric_limits<double>::epsilon()
@@ -87,7 +88,6 @@ Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed)
     small_offset_.push_back(small_offset_.back() + (is_small(index) ? tensor.numel() : 0));
     ++index;
   }
-  balance_();
 }
 
 std::vector<Probe::Pair> Probe::pairs() const {
@@ -106,7 +106,7 @@ std::vector<Probe::Pair> Probe::pairs() const {
   return result;
 }
 
-void Probe::balance_() {
+void Probe::balance() {
   const auto all = pairs();
   std::set<std::pair<size_t, size_t>> done;
   // How far the charges of a matrix are from those of its bias, as the log of a factor; zero if one of
@@ -121,7 +121,7 @@ void Probe::balance_() {
     const double bias = charge(slots_[pair.bias]);
     return matrix > 0 && bias > 0 ? std::log(matrix / bias) : 0.0;
   };
-  for (int64_t round = 0; round < most_rounds; ++round) {
+  for (int64_t round = 0; round < (is_large() ? most_rounds_of_large : most_rounds); ++round) {
     const auto before = gradients(0);
     // What comes first is mended first: all that follows depends on it.
     const auto worst = std::find_if(all.begin(), all.end(), [&](const Pair& pair) {
@@ -166,20 +166,20 @@ void Probe::move_to(uint64_t batch) const {
 
 double Probe::zero() const { return epsilon_ < 1e-10 ? 1e-9 : 2e-4; }
 
-Parameters Probe::gradients(uint64_t batch) const {
+Parameters Probe::gradients_of(const Parameters& others, uint64_t batch) const {
   move_to(batch);
   const at::AutoGradMode enable_grad(true);
   const auto loss = evaluate_(batch).loss;
-  const auto tensors = params_.tensors();
+  const auto tensors = others.tensors();
   const auto found = torch::autograd::grad({loss}, tensors, {}, /*retain_graph=*/std::nullopt,
                                            /*create_graph=*/false, /*allow_unused=*/true);
   Parameters result;
-  for (size_t k = 0; k < tensors.size(); ++k) {
-    result.add(parameter(k).name, found[k].defined() ? found[k] : at::zeros_like(tensors[k]));
+  for (const auto& [name, tensor] : others) {
+    const auto& gradient = found[result.size()];
+    result.add(name, gradient.defined() ? gradient : at::zeros_like(tensor));
     // What is not finite does not cancel.
-    TORCH_CHECK(std::isfinite(result[parameter(k).name].tensor.sum(at::kDouble).item<double>()),
-                "discover: the gradient of '", parameter(k).name, "' on batch ", batch,
-                " is not finite");
+    TORCH_CHECK(std::isfinite(result[name].tensor.sum().item<double>()),
+                "discover: the gradient of '", name, "' on batch ", batch, " is not finite");
   }
   return result;
 }

@@ -32,6 +32,8 @@ struct Slot {
 class Probe {
  public:
   Probe(const Parameters& params, Evaluate evaluate, uint64_t seed);
+  /// Makes the outputs of matrices comparable with the biases that are added to them.
+  void balance();
 
   const Parameters& params() const { return params_; }
   const NamedTensor& parameter(size_t k) const { return *(params_.begin() + k); }
@@ -51,7 +53,9 @@ class Probe {
   void move_to(uint64_t batch) const;
   /// Gradients of a batch's loss at the point that belongs to it, as a table of the same names; zeros where the loss does not depend
   /// on a parameter.
-  Parameters gradients(uint64_t batch) const;
+  Parameters gradients(uint64_t batch) const { return gradients_of(params_, batch); }
+  /// The same of other parameters of the model, which are where they are.
+  Parameters gradients_of(const Parameters& others, uint64_t batch) const;
 
   /// Makes sure that the charges of at least so many batches are there.
   void draw(int64_t batches);
@@ -93,8 +97,6 @@ class Probe {
     size_t bias;
   };
   std::vector<Pair> pairs() const;
-  /// Makes the outputs of matrices comparable with the biases that are added to them.
-  void balance_();
   /// How large the entries of a tensor are where the probe goes.
   double size_of(size_t tensor) const;
 

@@ -7,7 +7,8 @@
 
 namespace ddc {
 
-Search::Search(Probe& probe_, Hints hints_) : probe(probe_), hints(std::move(hints_)) {
+Search::Search(Probe& probe_, const Parameters& everything_, const Stacks& stacks_, Hints hints_)
+    : probe(probe_), everything(everything_), stacks(stacks_), hints(std::move(hints_)) {
   for (const auto& slot : probe.slots()) used.emplace_back(slot.size, false);
   probe.draw(4);
   std::vector<double> sizes;
