@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import random
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -38,7 +40,7 @@ def discover(
     engagement_steps: int = 0,
     completeness: bool = False,
     exact_up_to: int = 3500,
-    verbose: bool = False,
+    verbose: bool | None = None,
 ) -> SymmetryGroup:
     """Find the symmetries of a model, and verify them.
 
@@ -81,12 +83,20 @@ def discover(
     completeness : bool
         Count the directions that no batch sees, and how many of them the group explains. Exact up to
         `exact_up_to` parameters, an upper bound above.
-    verbose : bool
-        Say on standard error what is being done.
+    verbose : bool, optional
+        Say on standard error what is being done: the stage, how often the loss was evaluated, and the
+        time that the rest of the stage will take where that is known. Unless told, on a terminal only,
+        in one line that goes away.
 
     Returns
     -------
     SymmetryGroup
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If it is interrupted before any gauge was verified. Later an interruption (Ctrl-C) ends the
+        search, and what has been verified is returned, with a note.
 
     Notes
     -----
@@ -120,9 +130,10 @@ def discover(
     evaluation = Evaluation(model, loss, dataloader, batches, max_batches)
 
     def search() -> SymmetryGroup:
-        with evaluation as evaluate:
-            for note in evaluate.notes if verbose else ():
-                _say(note)
+        with evaluation as evaluate, Progress(verbose) as progress:
+            for note in evaluate.notes:
+                progress.say(note)
+            evaluate.progress = progress
             group = SymmetryGroup(
                 _C.discover(
                     evaluate.parameters,
@@ -132,7 +143,7 @@ def discover(
                     engagement_steps=engagement_steps,
                     completeness=completeness,
                     exact_up_to=exact_up_to,
-                    progress=_say if verbose else None,
+                    progress=progress.stage,
                 )
             )
             roles = roles_of(evaluate.model, evaluate.output_weights())
@@ -141,8 +152,63 @@ def discover(
     return _on_rank_zero(evaluation.take_batches, search)
 
 
-def _say(stage: str) -> None:
-    print(f"ddc: {stage}", file=sys.stderr)
+# A terminal is told so often, in seconds.
+_INTERVAL = 0.2
+
+
+class Progress:
+    """What a search is doing, on standard error.
+
+    A context; on leaving it the line on a terminal is gone.
+
+    Parameters
+    ----------
+    verbose : bool or None
+        Whether lines are printed, one for each stage. None: one line, on a terminal.
+    """
+
+    def __init__(self, verbose: bool | None) -> None:
+        self._lines = bool(verbose)
+        self._live = verbose is None and sys.stderr.isatty()
+        self._stage, self._done, self._all = "", 0, 0
+        self._evaluations = 0
+        self._start = self._begun = time.monotonic()
+        self._shown = 0.0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live and self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def say(self, what: str) -> None:
+        if self._lines:
+            print(f"ddc: {what}", file=sys.stderr)
+
+    def stage(self, stage: str, done: int, all_: int) -> None:
+        if stage != self._stage:
+            self.say(stage)
+            self._begun = time.monotonic()
+        self._stage, self._done, self._all = stage, done, all_
+
+    def evaluated(self) -> None:
+        self._evaluations += 1
+        now = time.monotonic()
+        if not self._live or now - self._shown < _INTERVAL:
+            return
+        self._shown = now
+        print(f"\r\x1b[K{self.line(now)}", end="", file=sys.stderr, flush=True)
+
+    def line(self, now: float) -> str:
+        parts = [f"ddc: {self._stage or 'the loss'}"]
+        if self._all:
+            parts[0] += f" {self._done} of {self._all}"
+        parts += [f"{self._evaluations} evaluations", f"{now - self._start:.0f} s"]
+        if 0 < self._done < self._all:
+            left = (now - self._begun) * (self._all - self._done) / self._done
+            parts.append(f"about {left:.0f} s left")
+        return ", ".join(parts)
 
 
 def _on_rank_zero(
@@ -215,12 +281,16 @@ class Evaluation:
         self._has_outputs = True
         self._taken = False
         self._no_backward: _NoBackward | None = _NoBackward()
+        self._autocast: str | None = None
+        self.progress: Progress | None = None
 
     @property
     def notes(self) -> list[str]:
         notes = list(self.batches.notes) if self.batches is not None else []
         if self._no_backward is not None and self._no_backward.called:
             notes.append("the loss calls backward, which did nothing in discovery")
+        if self._autocast is not None:
+            notes.append(self._autocast)
         return notes
 
     def take_batches(self) -> None:
@@ -265,6 +335,8 @@ class Evaluation:
         self._restore_buffers()
         _seed_generators(batch)
         self._outputs = []
+        if self.progress is not None:
+            self.progress.evaluated()
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             if self._all_double:
@@ -304,6 +376,13 @@ class Evaluation:
             )
         self._check_graph(second)
         assert self._no_backward is not None
+        if self._no_backward.autocast is not None:
+            self._autocast = (
+                f"{self._said} runs under autocast to {self._no_backward.autocast}, which rounds more than "
+                "tells a symmetry from none: little or nothing is found. Evaluate it without autocast; the "
+                "symmetries are the same"
+            )
+            warnings.warn(self._autocast, stacklevel=4)
         if not self._no_backward.called:
             self._no_backward = None  # it would be asked about every operation
         if outputs is None:
@@ -315,6 +394,11 @@ class Evaluation:
 
     def _check_graph(self, loss: Tensor) -> None:
         trainable = [tensor for _, tensor in self.parameters if tensor.requires_grad]
+        if "CheckpointFunctionBackward" in _operations(loss):
+            raise ValueError(
+                f"{self._said} checkpoints activations with use_reentrant=True, which gives gradients to "
+                "backward alone: use use_reentrant=False, or none (gradient_checkpointing_disable)"
+            )
         try:
             torch.autograd.grad(loss, trainable, allow_unused=True)
         except RuntimeError as error:
@@ -363,6 +447,19 @@ class Evaluation:
                 buffer.copy_(value)
 
 
+def _operations(loss: Tensor) -> set[str]:
+    """Names of all operations that the loss was computed by, as autograd calls them."""
+    seen: set[Any] = set()
+    open_ = [loss.grad_fn]
+    while open_:
+        node = open_.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        open_ += [each for each, _ in node.next_functions]
+    return {node.name() for node in seen}
+
+
 class Gradients:
     """Gradients of parameters, put aside until :meth:`restore`, with the hooks on them."""
 
@@ -395,9 +492,12 @@ class _NoBackward(TorchFunctionMode):
     ----------
     called : bool
         Whether anybody called it.
+    autocast : torch.dtype or None
+        What anything was computed in under autocast.
     """
 
     called = False
+    autocast: torch.dtype | None = None
 
     def __torch_function__(
         self,
@@ -409,6 +509,10 @@ class _NoBackward(TorchFunctionMode):
         if function is Tensor.backward:
             self.called = True
             return None
+        if self.autocast is None:
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    self.autocast = torch.get_autocast_dtype(device)
         return function(*args, **(kwargs or {}))
 
 

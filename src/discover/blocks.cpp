@@ -15,8 +15,6 @@ using channel_maps::Pairing;
 
 namespace {
 
-constexpr int64_t charge_batches = 3;
-
 bool can_mix(const Search& search, const ScaleMatch& match) {
   bool plus = false;
   bool minus = false;
@@ -102,7 +100,7 @@ void Search::find_blocks() {
   }
   std::vector<at::Tensor> rows(whole.size());
   std::vector<double> sizes(whole.size(), 0);
-  probe.each_charge(whole, charge_batches, [&](size_t k, const Charge& charge) {
+  probe.each_charge(whole, probe.charge_batches(), [&](size_t k, const Charge& charge) {
     const auto found = charge.value[0][0].square() + charge.value[0].select(1, 0).square();
     rows[k] = rows[k].defined() ? rows[k] + found : found;
     sizes[k] = std::max(sizes[k], charge.scale.max().item<double>());
@@ -418,7 +416,7 @@ void Search::find_rotations() {
     size_t count = 0;
     for (const size_t k : pieces.slots) count += static_cast<size_t>(slot(k).size / n);
     const auto batches = std::min<int64_t>(
-        24, std::max<int64_t>(charge_batches, 4 * static_cast<int64_t>(count) / n + 1));
+        24, std::max<int64_t>(probe.charge_batches(), 4 * static_cast<int64_t>(count) / n + 1));
     std::vector<std::vector<at::Tensor>> charges(pieces.slots.size());
     probe.each_charge(pieces.gauges, batches,
                       [&](size_t k, const Charge& charge) { charges[k].push_back(charge.value); });

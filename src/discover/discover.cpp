@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <sstream>
@@ -34,6 +35,10 @@ Parameters trainable(const Parameters& params, std::vector<std::string>& notes) 
       continue;
     }
     const auto type = tensor.scalar_type();
+    TORCH_CHECK(!tensor.is_complex(), "discover: '", name, "' is ", type,
+                "; gauges act on real parameters: let the model hold torch.view_as_real of it");
+    TORCH_CHECK(tensor.layout() == at::kStrided, "discover: '", name, "' is ", tensor.layout(),
+                "; gauges act on axes of dense tensors");
     TORCH_CHECK(type == at::kFloat || type == at::kDouble, "discover: '", name, "' is ", type,
                 "; charges of a narrower type than float32 do not tell a symmetry from rounding");
     TORCH_CHECK(tensor.is_leaf(), "discover: '", name, "' is not a leaf tensor");
@@ -90,6 +95,8 @@ void check_loss(const Parameters& params, const Evaluate& evaluate) {
               "(model.eval() switches it off.)");
 }
 
+using Report = std::function<void(const char* stage, size_t done, size_t all)>;
+
 /// With more gauges than this, those of one kind are tried together.
 constexpr size_t many = 60;
 
@@ -122,11 +129,17 @@ int64_t classes_of(const Evaluate& evaluate) {
 /// Decides what belongs to the group. Works at the generic point.
 class Judge {
  public:
-  Judge(const Parameters& params, const Evaluate& evaluate, int64_t classes, SymmetryGroup& group)
-      : params_(params), evaluate_(evaluate), group_(group), classes_(classes) {}
+  Judge(const Parameters& params, const Evaluate& evaluate, int64_t classes, Report report,
+        SymmetryGroup& group)
+      : params_(params),
+        evaluate_(evaluate),
+        report_(std::move(report)),
+        group_(group),
+        classes_(classes) {}
 
   /// Tries gauges, alone or with those of their kind.
   void try_all(std::vector<Gauge> gauges) {
+    proposed_ = gauges.size();
     if (gauges.size() <= many) {
       for (auto& gauge : gauges) try_one(gauge);
       return;
@@ -188,8 +201,8 @@ class Judge {
     }
   }
 
-  /// All gauges at once; and what optimizers cannot bind together is left out.
-  void try_together() {
+  /// What optimizers cannot bind together is left out.
+  void bind_together() {
     const auto fits = [&](const std::vector<Gauge>& gauges, std::string& why) {
       std::vector<GroupedParameter> table;
       for (const auto& parameter : params_) table.push_back({parameter, 0});
@@ -202,6 +215,11 @@ class Judge {
       }
     };
     keep_while(fits);
+  }
+
+  /// All gauges at once.
+  void try_together() {
+    bind_together();
     if (group_.findings.empty()) return;
     auto verdict = gate(group_.gauges(), params_, evaluate_);
     if (!verdict.passed) {
@@ -227,6 +245,7 @@ class Judge {
   }
 
   void try_one(Gauge& gauge, bool alone = true) {
+    report_("gate", tried_++, proposed_);
     const auto verdict = gate(gauge, params_, evaluate_, alone ? GateOptions{} : quick_);
     if (gauge.kind == "shift") label_shift_(params_, gauge, verdict.shifts_logits);
     if (verdict.passed) {
@@ -276,6 +295,7 @@ class Judge {
     }
     auto options = quick_;
     options.shrink = tensors.size() == legs;
+    report_("gate", tried_, proposed_);
     const auto verdict = kind.size() == 1 ? Verdict{} : gate(kind, params_, evaluate_, options);
     if (!verdict.passed) {
       for (auto& gauge : kind) try_one(gauge, /*alone=*/false);
@@ -285,13 +305,17 @@ class Judge {
       if (gauge.kind == "shift") label_shift_(params_, gauge, false);
       add(gauge, verdict);
     }
+    tried_ += kind.size();
     return true;
   }
 
   const Parameters& params_;
   const Evaluate& evaluate_;
+  Report report_;
   SymmetryGroup& group_;
   int64_t classes_;
+  size_t tried_ = 0;
+  size_t proposed_ = 0;
   std::set<std::string> names_;
   GateOptions quick_{.batches = 1};
 };
@@ -306,9 +330,8 @@ struct Candidates {
 };
 
 Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& stacks,
-                         const DiscoverOptions& options, int64_t classes,
-                         const std::function<void(const char*)>& report) {
-  report("charges");
+                         const DiscoverOptions& options, int64_t classes, const Report& report) {
+  report("charges", 0, 0);
   probe.balance();
   Search search(probe, params, stacks, options.hints);
   search.find_scales();
@@ -316,14 +339,14 @@ Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& s
   search.find_gain_gauges();
   // Before heads are looked for: what turns with the residual stream has none.
   search.find_residual_rotation();
-  report("heads");
+  report("heads", 0, 0);
   search.find_blocks();
   search.find_heads();
   search.find_blocks();
   search.find_plane_gauges();
   search.find_rotations();
   search.add_null_biases();
-  report("shifts");
+  report("shifts", 0, 0);
   search.find_shifts();
   search.find_exchanges();
   for (auto& gauge : search.gauges) label_(search, gauge);
@@ -338,9 +361,10 @@ Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& s
   return result;
 }
 
-/// Finds gauges and decides which of them are. The parameters are moved meanwhile.
-void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOptions& options,
-          const std::function<void(const char*)>& report, SymmetryGroup& group) {
+/// Finds gauges and decides which of them are. The parameters are moved meanwhile. False if that was
+/// interrupted.
+bool find(const Parameters& params, const Evaluate& evaluate, const DiscoverOptions& options,
+          const Report& report, SymmetryGroup& group) {
   const Stacks stacks(params);
   const int64_t classes = classes_of(evaluate);
   // All parameters are at a generic point, for the gate as well.
@@ -355,20 +379,33 @@ void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOpti
     group.notes.push_back(std::to_string(stacks.searched()) + " of " +
                           std::to_string(stacks.layers()) +
                           " repeated layers were searched, and the others tried by analogy");
-    Probe probe(searched, evaluate, options.seed + 1);
-    candidates = candidates_of(probe, params, stacks, options, classes, report);
+    {
+      auto probe = everything.of_part(searched);
+      candidates = candidates_of(probe, params, stacks, options, classes, report);
+    }
+    everything.move_to(0);
   }
 
-  report("gate");
-  Judge judge(params, evaluate, classes, group);
-  judge.try_all(std::move(candidates.gauges));
-  judge.try_guesses(candidates.guesses);
-  report("refusals");
-  judge.refuse_expected(candidates.expected);
-  report("all together");
-  judge.try_together();
+  report("gate", 0, 0);
+  Judge judge(params, evaluate, classes, report, group);
+  try {
+    judge.try_all(std::move(candidates.gauges));
+    judge.try_guesses(candidates.guesses);
+    report("refusals", 0, 0);
+    judge.refuse_expected(candidates.expected);
+    report("all together", 0, 0);
+    judge.try_together();
+  } catch (const Interrupted&) {
+    judge.bind_together();
+    if (group.findings.empty()) throw;
+    group.joint_residual = group.joint_tolerance = std::numeric_limits<double>::quiet_NaN();
+    group.notes.emplace_back(
+        "interrupted: these gauges have passed the gate each, others were not tried, nor all "
+        "together");
+    return false;
+  }
   if (options.completeness) {
-    report("completeness");
+    report("completeness", 0, 0);
     // The group has been found; that its dimension cannot be compared with the null space's is no reason
     // to lose it.
     try {
@@ -379,6 +416,7 @@ void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOpti
                             error.what_without_backtrace());
     }
   }
+  return true;
 }
 
 /// At the weights as they are a gain may have entries that are zero. What acts through them is a
@@ -445,18 +483,18 @@ void leave_out_dead_channels(const Parameters& params, SymmetryGroup& group) {
 
 SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
                        const DiscoverOptions& options) {
-  const auto report = [&](const char* stage) {
-    if (options.progress) options.progress(stage);
+  const Report report = [&](const char* stage, size_t done, size_t all) {
+    if (options.progress) options.progress(stage, done, all);
   };
   SymmetryGroup group;
   group.parameters = fingerprint(params);
   const auto moving = trainable(params, group.notes);
   check_loss(moving, evaluate);
-  find(moving, evaluate, options, report, group);
+  const bool finished = find(moving, evaluate, options, report, group);
   leave_out_dead_gains(moving, group);
   leave_out_dead_channels(moving, group);
-  if (options.engagement_steps > 0 && !group.findings.empty()) {
-    report("engagement");
+  if (finished && options.engagement_steps > 0 && !group.findings.empty()) {
+    report("engagement", 0, 0);
     const auto moved =
         engagement(group.gauges(), moving, evaluate, {.steps = options.engagement_steps});
     for (size_t k = 0; k < moved.size(); ++k) group.findings[k].engagement = moved[k];

@@ -8,6 +8,9 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <utility>
+
+#include "noise.h"
 
 namespace ddc {
 namespace {
@@ -72,13 +75,20 @@ at::Tensor stacked(const std::vector<at::Tensor>& per_batch, int64_t offset, int
 }  // namespace
 
 Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed)
-    : params_(params), evaluate_(std::move(evaluate)), restore_(params), seed_(seed) {
+    : Probe(params, std::move(evaluate), seed, Restore(params)) {}
+
+Probe Probe::of_part(const Parameters& part) const {
+  return {part, evaluate_, seed_, Restore(part, restore_.saved_of(part))};
+}
+
+Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed, Restore restore)
+    : params_(params), evaluate_(std::move(evaluate)), restore_(std::move(restore)), seed_(seed) {
   size_t index = 0;
   scale_offset_ = shift_offset_ = small_offset_ = {0};
   for (const auto& [name, tensor] : params_) {
     epsilon_ = std::max(epsilon_, epsilon_of(tensor.scalar_type()));
     entries_ += tensor.numel();
-    stored_.push_back(typical_size(tensor));
+    stored_.push_back(typical_size(restore_.saved()[index]));
     growth_.push_back(growth_of(tensor, stored_.back()));
     for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
       slots_.push_back({index, axis, tensor.size(axis)});
@@ -156,9 +166,8 @@ void Probe::move_to(uint64_t batch) const {
   size_t k = 0;
   for (const auto& [name, tensor] : params_) {
     const auto& value = restore_.saved()[k];
-    auto noise = at::empty(tensor.sizes(), at::kFloat);
     const double width = size_of(k) / 4 * std::sqrt(3.0);
-    noise.uniform_(-width, width, generator);
+    const auto noise = uniform_noise(tensor.sizes(), at::kFloat, width, generator);
     at::Tensor(tensor).copy_(value).mul_(growth_[k]).add_(noise.to(tensor.options()));
     ++k;
   }
@@ -274,7 +283,7 @@ void Probe::each_charge(const std::vector<Gauge>& gauges, int64_t count,
 
 std::vector<double> Probe::relative_charges(const std::vector<Gauge>& gauges) const {
   std::vector<double> result(gauges.size(), 0);
-  each_charge(gauges, 3, [&](size_t k, const Charge& charge) {
+  each_charge(gauges, charge_batches(), [&](size_t k, const Charge& charge) {
     const double scale = charge.scale.max().item<double>();
     const double value = charge.value.abs().max().item<double>();
     if (scale > 0) result[k] = std::max(result[k], value / scale);

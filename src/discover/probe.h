@@ -32,6 +32,8 @@ struct Slot {
 class Probe {
  public:
   Probe(const Parameters& params, Evaluate evaluate, uint64_t seed);
+  /// A probe of some of the parameters, which takes them back to where they were before this one moved them.
+  Probe of_part(const Parameters& part) const;
   /// Makes the outputs of matrices comparable with the biases that are added to them.
   void balance();
 
@@ -43,6 +45,9 @@ class Probe {
   /// More than a million parameters: charges of many batches would need much room.
   bool is_large() const { return entries_ > 1000000; }
   bool is_small() const { return entries_ < 50000; }
+  /// Charges of candidates are computed on so many batches. Of a large model one has so many channels that it
+  /// tells, and the gate judges in any case.
+  int64_t charge_batches() const { return is_large() ? 1 : 3; }
   /// Precision of the parameters' type: the coarsest if there are several.
   double epsilon() const { return epsilon_; }
   /// A charge relative to its terms below this is zero: what gradients of deep networks lose to
@@ -91,6 +96,7 @@ class Probe {
   std::vector<double> relative_charges(const std::vector<Gauge>& gauges) const;
 
  private:
+  Probe(const Parameters& params, Evaluate evaluate, uint64_t seed, Restore restore);
   /// A matrix, and the bias beside it: slots of equal size.
   struct Pair {
     size_t matrix;

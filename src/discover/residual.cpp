@@ -202,7 +202,8 @@ void Search::find_residual_rotation() {
   const auto coordinates = at::randperm(size, generator).narrow(0, 0, sampled);
   const auto index = at::randint(0, sampled, {4, entries}, generator, at::kLong);
   // A batch says no more than the algebra has dimensions.
-  const auto batches = std::max<int64_t>(3, entries / ((sampled - 1) * (sampled - 2) / 2) + 1);
+  const auto batches =
+      std::max<int64_t>(probe.charge_batches(), entries / ((sampled - 1) * (sampled - 2) / 2) + 1);
   const auto charges_of_legs = charges_of(*this, legs, coordinates, batches);
   std::vector<at::Tensor> columns;
   for (const auto& charge : charges_of_legs.value) {
