@@ -349,12 +349,14 @@ Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& s
   report("shifts", 0, 0);
   search.find_shifts();
   search.find_exchanges();
+  search.find_lone_scales();
   for (auto& gauge : search.gauges) label_(search, gauge);
   Candidates result;
   std::map<size_t, std::vector<Gauge>> guesses;
   for (auto& proposal : stacks.by_analogy(search.gauges)) {
-    (proposal.guess ? guesses[proposal.source] : result.gauges)
-        .push_back(std::move(proposal.gauge));
+    // Before a norm a length is forgotten but for its eps, in every model: that is nothing to refuse.
+    const bool guess = proposal.guess || proposal.gauge.kind == "length";
+    (guess ? guesses[proposal.source] : result.gauges).push_back(std::move(proposal.gauge));
   }
   for (auto& [source, gauges] : guesses) result.guesses.push_back(std::move(gauges));
   result.expected = search.expected(classes);

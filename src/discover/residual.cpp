@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <optional>
+#include <set>
 
 #include "linalg/rotation.h"
 #include "relations.h"
@@ -30,8 +32,18 @@ std::vector<Gauge> legs_of_stream(const Search& search, int64_t size) {
   const auto& params = search.probe.params();
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& slot = search.slot(k);
-    if (slot.size != size || search.is_null(slot.tensor) || !search.is_free(k, 0, size)) continue;
-    legs.push_back(one_leg({.tensor = search.tensor_of(k).name, .axis = slot.axis}, size));
+    if (slot.size < size || slot.size >= 2 * size || search.is_null(slot.tensor)) continue;
+    // A latent vector may be a part of what a layer makes: its first coordinates, or its last.
+    const std::set<int64_t> starts = {0, slot.size - size};
+    for (const int64_t start : starts) {
+      if (!search.is_free(k, start, size)) continue;
+      Leg leg{.tensor = search.tensor_of(k).name, .axis = slot.axis};
+      if (slot.size > size) {
+        leg.channel_of.assign(slot.size, -1);
+        std::iota(leg.channel_of.begin() + start, leg.channel_of.begin() + start + size, 0);
+      }
+      legs.push_back(one_leg(std::move(leg), size));
+    }
   }
   for (const auto& gain : search.gains) {
     if (params[gain.gain].tensor.size(0) != size || gain.seen_by_others) continue;
@@ -100,17 +112,20 @@ Charge charge_of(const Gauge& gauge, const at::Tensor& coordinates, const Parame
   const auto& leg = gauge.legs.front();
   auto part = gauge;
   part.block = part.channels = coordinates.size(0);
+  part.legs.front().channel_of.clear();
+  const auto first = std::find(leg.channel_of.begin(), leg.channel_of.end(), 0);
+  const auto start = leg.channel_of.empty() ? 0 : first - leg.channel_of.begin();
   Parameters weights;
   Parameters slopes;
-  const auto add = [&](const std::string& name, std::optional<int64_t> axis) {
+  const auto add = [&](const std::string& name, std::optional<int64_t> axis, int64_t from = 0) {
     if (name.empty()) return;
     const auto take = [&](const at::Tensor& tensor) {
-      return axis ? part_of(tensor, *axis, coordinates) : tensor.detach();
+      return axis ? part_of(tensor, *axis, coordinates + from) : tensor.detach();
     };
     weights.add(name, take(params[name].tensor));
     slopes.add(name, take(gradients[name].tensor));
   };
-  add(leg.tensor, leg.axis);
+  add(leg.tensor, leg.axis, start);
   add(leg.through.gain, 0);
   add(leg.through.shift, 0);
   add(leg.through.bias, {});
@@ -186,12 +201,17 @@ std::vector<size_t> with_small_members(const at::Tensor& columns, const std::vec
 }  // namespace
 
 void Search::find_residual_rotation() {
-  const auto norm = std::find_if(gains.begin(), gains.end(), [](const Gain& gain) {
-    return !gain.on_output && !gain.seen_by_others;
-  });
-  if (norm == gains.end()) return;
-  const int64_t size = probe.params()[norm->gain].tensor.size(0);
-  if (size < 3) return;
+  // The stream of the model, and latent vectors behind norms of their own.
+  std::vector<int64_t> sizes;
+  for (const auto& gain : gains) {
+    const int64_t size = probe.params()[gain.gain].tensor.size(0);
+    if (gain.on_output || gain.seen_by_others || size < 3) continue;
+    if (std::find(sizes.begin(), sizes.end(), size) == sizes.end()) sizes.push_back(size);
+  }
+  for (const int64_t size : sizes) find_rotation_of_stream(size);
+}
+
+void Search::find_rotation_of_stream(int64_t size) {
   const auto legs = legs_of_stream(*this, size);
   if (legs.size() < 2) return;
   // A few entries of the d x d charges are enough. LayerNorm admits rotations that leave the ones
@@ -236,7 +256,10 @@ void Search::find_residual_rotation() {
     gauge.fixes_ones = measured.all > 100 * measured.fixing_ones + probe.epsilon();
     gauges.push_back(gauge);
     for (const auto& leg : gauge.legs) {
-      if (leg.through.empty()) mark(slot_of(leg.tensor, leg.axis), 0, size);
+      if (!leg.through.empty()) continue;
+      const auto first = std::find(leg.channel_of.begin(), leg.channel_of.end(), 0);
+      mark(slot_of(leg.tensor, leg.axis),
+           leg.channel_of.empty() ? 0 : first - leg.channel_of.begin(), size);
     }
   }
 }

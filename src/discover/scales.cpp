@@ -261,6 +261,33 @@ void Search::find_scales() {
   for (const int64_t n : descending(lengths)) find_at(*this, {.view = {.size = n}});
 }
 
+/// Rows of a tensor whose length the network forgets by itself, as under weight normalisation.
+void Search::find_lone_scales() {
+  std::vector<Gauge> candidates;
+  for (size_t k = 0; k < probe.slots().size(); ++k) {
+    const auto& here = slot(k);
+    const auto& tensor = tensor_of(k);
+    if (tensor.tensor.dim() < 2 || here.size < 2 || is_null(here.tensor)) continue;
+    if (tensor.tensor.numel() == here.size || !is_free(k, 0, here.size)) continue;
+    // Of terms with random signs the sum would be so large.
+    const double terms =
+        static_cast<double>(tensor.tensor.numel()) / static_cast<double>(here.size);
+    const double charge = std::sqrt(probe.scale_charge(k).square().mean().item<double>());
+    if (charge > 1e-3 * probe.influence(here.tensor) * std::sqrt(terms)) continue;
+    Gauge gauge;
+    gauge.name = tensor.name + ":length";
+    gauge.kind = "length";
+    gauge.action = Action::scale;
+    gauge.channels = here.size;
+    gauge.legs = {{.tensor = tensor.name, .axis = here.axis}};
+    candidates.push_back(std::move(gauge));
+  }
+  const auto charges = probe.relative_charges(candidates);
+  for (size_t k = 0; k < candidates.size(); ++k) {
+    if (charges[k] <= probe.zero()) gauges.push_back(std::move(candidates[k]));
+  }
+}
+
 Gauge scale_gauge(const Search& search, const ScaleMatch& match) {
   Gauge gauge;
   gauge.action = Action::scale;

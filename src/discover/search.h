@@ -125,6 +125,7 @@ struct Search {
   void find_gain_gauges();
   void find_exchanges();
   void find_residual_rotation();
+  void find_lone_scales();
 
   /// What similar models have and this one, by its charges, has not: gauges for the list of what was
   /// refused. Of those that layers have in common the first. `classes`: the length of the outputs' last
@@ -132,6 +133,8 @@ struct Search {
   std::vector<Gauge> expected(int64_t classes) const;
 
  private:
+  void find_rotation_of_stream(int64_t size);
+
   std::vector<bool> null_;
   /// Scales that `find_blocks` has looked at.
   size_t blocks_done_ = 0;
