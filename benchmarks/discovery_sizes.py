@@ -1,6 +1,6 @@
 """What discovery costs on decoders of the sizes that people train: time and memory, by size and by depth.
 
-    python benchmarks/discovery_sizes.py [gpt2-124m ...] [--threads 2]
+python benchmarks/discovery_sizes.py [gpt2-124m ...] [--threads 2]
 """
 
 from __future__ import annotations
