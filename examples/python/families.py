@@ -890,7 +890,8 @@ def optimizers(
 HEADER = """# Symmetries of model families
 
 What `ddc.discover` finds in unmodified models of `transformers` and `timm`, and in some of torch's own
-layers, from the model and a loss alone. Small models (two layers, width 8 to 12) with random weights, float64. Written by
+layers, from the model and a loss alone. Small models (two layers, width 8 to 12) with random weights,
+float64. Written by
 
     python examples/python/families.py --write docs/families.md
 

@@ -54,7 +54,8 @@ def discover(
         Any model. It is looked at in the mode (train or eval) that it is in, and through
         DistributedDataParallel and torch.compile. Parameters that do not require gradients are
         held fixed. Parameters, buffers, gradients and random number generators are left as they were.
-        A float64 model is evaluated in float64 also where its code asks for float32.
+        A float64 model is evaluated in float64 also where its code asks for float32; weights of 16
+        bits are float32 meanwhile.
     loss : callable, optional
         ``loss(model, batch)`` if there is a `dataloader` or `batches`, ``loss(model)`` otherwise;
         returns a scalar tensor. It is called many times. All generators (of torch, numpy and random)
@@ -282,6 +283,7 @@ class Evaluation:
         self._taken = False
         self._no_backward: _NoBackward | None = _NoBackward()
         self._autocast: str | None = None
+        self._narrow: Widened | None = None
         self.progress: Progress | None = None
 
     @property
@@ -291,6 +293,11 @@ class Evaluation:
             notes.append("the loss calls backward, which did nothing in discovery")
         if self._autocast is not None:
             notes.append(self._autocast)
+        if self._narrow is not None and self._narrow.count:
+            notes.append(
+                f"{self._narrow.count} tensors of 16 bits were evaluated as float32, which tells a symmetry "
+                "from rounding"
+            )
         return notes
 
     def take_batches(self) -> None:
@@ -309,8 +316,9 @@ class Evaluation:
     def __enter__(self) -> Evaluation:
         self.take_batches()
         self._generators = _generator_states()
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         self._gradients = Gradients(tensor for _, tensor in self.parameters)
+        self._narrow = Widened(self.model)
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         self._hook = self.model.register_forward_hook(self._remember)
         try:
             self._check()
@@ -328,6 +336,8 @@ class Evaluation:
         self._hook.remove()
         self._outputs = []
         self._restore_buffers()
+        if self._narrow is not None:
+            self._narrow.restore()
         self._gradients.restore()
         _set_generator_states(self._generators)
 
@@ -458,6 +468,30 @@ def _operations(loss: Tensor) -> set[str]:
         seen.add(node)
         open_ += [each for each, _ in node.next_functions]
     return {node.name() for node in seen}
+
+
+class Widened:
+    """Parameters and buffers of 16 bits as float32, in place, until :meth:`restore`.
+
+    Attributes
+    ----------
+    count : int
+        How many there are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        narrow = (torch.float16, torch.bfloat16)
+        tensors = [*model.parameters(), *model.buffers()]
+        self._saved = [(each, each.data) for each in tensors if each.dtype in narrow]
+        self.count = len(self._saved)
+        for tensor, data in self._saved:
+            # A gradient has the type of its tensor.
+            tensor.grad = None
+            tensor.data = data.float()
+
+    def restore(self) -> None:
+        for tensor, data in self._saved:
+            tensor.data = data
 
 
 class Gradients:

@@ -129,3 +129,32 @@ def test_a_length_that_is_forgotten_but_for_eps_is_none() -> None:
 
     group = ddc.discover(model, loss)
     assert not any(gauge.kind == "length" for gauge in group.gauges)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_weights_of_16_bits_are_searched_in_float32_and_left_as_they_were(
+    dtype: torch.dtype,
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3)).to(dtype)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    gradients = [torch.ones_like(parameter) for parameter in model.parameters()]
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        parameter.grad = gradient
+
+    def loss(model: nn.Module) -> Tensor:
+        inputs = torch.randn(32, 5, dtype=next(model.parameters()).dtype)
+        return nn.functional.cross_entropy(model(inputs).float(), torch.randint(3, (32,)))
+
+    group = ddc.discover(model, loss)
+
+    assert found(group) == {
+        "relu rescale (R+)^6": 1,
+        "CE row shift R^6": 1,
+        "CE bias shift R": 1,
+    }
+    assert any("as float32" in note for note in group.notes)
+    for parameter, was, gradient in zip(model.parameters(), before, gradients, strict=True):
+        assert parameter.dtype == dtype
+        assert torch.equal(parameter, was)
+        assert parameter.grad is gradient
