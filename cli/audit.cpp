@@ -36,7 +36,9 @@ SymmetryGroup search(const Settings& settings, const testbeds::Testbed& testbed,
                   {.seed = settings.seed,
                    .engagement_steps = settings.engagement,
                    .completeness = !settings.no_completeness,
-                   .progress = [&](const std::string& stage) { display.show({stage + " ..."}); }});
+                   .progress = [&](const std::string& stage, size_t, size_t) {
+                     display.show({stage + " ..."});
+                   }});
 }
 
 void list_models() {

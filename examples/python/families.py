@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import pathlib
+import resource
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -143,6 +146,159 @@ def timm_vit() -> nn.Module:
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=SPREAD)
     return model
+
+
+TWO_HEADS = dict(num_attention_heads=2, num_key_value_heads=2)
+SMALL = dict(n_layers=2, n_heads=2, n_layer=2, n_head=2, initializer_range=SPREAD)
+MAMBA = dict(
+    hidden_size=6,
+    state_size=3,
+    num_hidden_layers=2,
+    expand=1,
+    time_step_rank=2,
+    initializer_range=SPREAD,
+)
+
+
+def t5() -> nn.Module:
+    config = transformers.T5Config(
+        vocab_size=11,
+        d_model=8,
+        d_kv=4,
+        d_ff=10,
+        num_layers=1,
+        num_heads=2,
+        tie_word_embeddings=False,
+        use_cache=False,
+        relative_attention_num_buckets=4,
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def bart() -> nn.Module:
+    config = transformers.BartConfig(
+        vocab_size=11,
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=10,
+        decoder_ffn_dim=10,
+        max_position_embeddings=8,
+        init_std=SPREAD,
+        use_cache=False,
+    )
+    return transformers.BartForConditionalGeneration(config)
+
+
+def translate(model: nn.Module) -> Tensor:
+    source, target = torch.randint(2, 11, (32, 5)), torch.randint(2, 11, (32, 6))
+    logits = model(input_ids=source, decoder_input_ids=target[:, :-1]).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
+
+
+class Recurrent(nn.Module):
+    """A language model of one recurrent layer."""
+
+    def __init__(self, cell: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 5)
+        self.cell = cell(5, 6, batch_first=True)
+        self.out = nn.Linear(6, 9)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.cell(self.embed(tokens))[0])
+
+
+def next_of_plain(model: nn.Module) -> Tensor:
+    tokens = torch.randint(9, (32, 7))
+    logits = model(tokens[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Encoder(nn.Module):
+    """Two layers of torch's own transformer, with learned positions, that classify by the mean."""
+
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.positions = nn.Parameter(torch.randn(6, 8))
+        layer = nn.TransformerEncoderLayer(
+            8, 2, 10, dropout=0.0, batch_first=True, norm_first=norm_first
+        )
+        norm = nn.LayerNorm(8) if norm_first else None
+        self.layers = nn.TransformerEncoder(layer, 2, norm=norm, enable_nested_tensor=False)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.layers(self.embed(tokens) + self.positions).mean(1))
+
+
+def classify_sequences(model: nn.Module) -> Tensor:
+    return nn.functional.cross_entropy(model(torch.randint(11, (32, 6))), torch.randint(3, (32,)))
+
+
+class ResNetBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(width)
+        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.first_norm(self.first(x)).relu()
+        return (x + self.second_norm(self.second(inner))).relu()
+
+
+def resnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        ResNetBlock(4),
+        ResNetBlock(4),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+    )
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.down = nn.Linear(2 * width, width)
+        self.scale = nn.Parameter(torch.rand(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
+        inner = self.scale * self.down(nn.functional.gelu(self.up(inner)))
+        return x + inner.permute(0, 3, 1, 2)
+
+
+class MeanOfPixels(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+def convnext() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 2, stride=2),
+        ConvNeXtBlock(6),
+        ConvNeXtBlock(6),
+        MeanOfPixels(),
+        nn.LayerNorm(6),
+        nn.Linear(6, 3),
+    )
+
+
+def classify_larger_images(model: nn.Module) -> Tensor:
+    images = torch.randn(24, 3, 8, 8, dtype=torch.float64)
+    return nn.functional.cross_entropy(model(images), torch.randint(3, (24,)))
 
 
 NORM_AND_HEADS = {
@@ -345,6 +501,323 @@ FAMILIES = [
 ]
 
 
+# Wider than what is tested at every change: `pytest -m long` compares these.
+MORE = [
+    Family(
+        "Gemma 2",
+        causal("Gemma2", **LLAMA, query_pre_attn_scalar=4),
+        next_token,
+        {
+            "glu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 4,
+            "VO linear GL(4)^2": 2,
+            "QK plane scale (R+)^4": 2,
+            "QK torus SO(2)^4": 2,
+        },
+    ),
+    Family(
+        "OLMo 2",
+        causal("Olmo2", **LLAMA),
+        next_token,
+        {
+            "relu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 1,
+            "VO linear GL(4)^2": 2,
+            "diagonal linear (R+)^4": 2,
+            "CE row shift R^8": 1,
+        },
+    ),
+    Family(
+        "Phi",
+        causal("Phi", **LLAMA | MANY_TOKENS | TWO_HEADS | dict(partial_rotary_factor=0.5)),
+        next_token,
+        {
+            "norm kernel shift R^8": 6,
+            "norm kernel shift R^10": 2,
+            "norm kernel shift R^31": 1,
+            "norm shift exchange R^8": 3,
+            "residual rotation O(7)": 1,
+            "VO linear GL(4)^2": 2,
+            "norm scale (R+)^8": 3,
+            "QK plane scale (R+)^2": 2,
+            "QK torus SO(2)^2": 2,
+            "null shift R^4": 2,
+            "QK linear GL(2)^2": 2,
+            "residual mean shift R^31": 1,
+            "residual mean shift R^8": 2,
+            "residual mean shift R": 4,
+            "residual mean shift R^10": 2,
+            "CE row shift R^8": 1,
+            "CE bias shift R": 1,
+            "value bias exchange R^8": 2,
+        },
+    ),
+    Family(
+        "StableLM",
+        causal("StableLm", **LLAMA | TWO_HEADS | dict(partial_rotary_factor=0.5)),
+        next_token,
+        {
+            "VO linear GL(4)^2": 2,
+            "glu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 5,
+            "QK plane scale (R+)^2": 2,
+            "QK torus SO(2)^2": 2,
+            "QK linear GL(2)^2": 2,
+            "residual mean shift R^11": 1,
+            "residual mean shift R^8": 2,
+            "residual mean shift R^10": 2,
+            "CE row shift R^8": 1,
+        },
+    ),
+    Family(
+        "Cohere",
+        causal("Cohere", **LLAMA | MANY_TOKENS),
+        next_token,
+        {
+            "norm kernel shift R^16": 2,
+            "norm kernel shift R^8": 4,
+            "norm kernel shift R^10": 4,
+            "glu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 2,
+            "VO linear GL(4)^2": 2,
+            "QK plane scale (R+)^4": 2,
+            "QK torus SO(2)^4": 2,
+            "residual mean shift R^16": 2,
+            "residual mean shift R^10": 2,
+        },
+    ),
+    Family(
+        "Granite",
+        causal("Granite", **LLAMA),
+        next_token,
+        {
+            "residual rotation O(8)": 1,
+            "glu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 5,
+            "VO linear GL(4)^2": 2,
+            "QK plane scale (R+)^4": 2,
+            "QK torus SO(2)^4": 2,
+            "CE row shift R^8": 1,
+        },
+    ),
+    Family(
+        "SmolLM3",
+        causal("SmolLM3", **LLAMA),
+        next_token,
+        {
+            "glu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 4,
+            "VO linear GL(4)^2": 2,
+            "QK plane scale (R+)^4": 2,
+            "QK torus SO(2)^4": 2,
+        },
+    ),
+    Family(
+        "Starcoder2",
+        causal("Starcoder2", **LLAMA),
+        next_token,
+        {
+            "norm kernel shift R^16": 2,
+            "norm kernel shift R^8": 4,
+            "norm kernel shift R^10": 2,
+            "norm shift exchange R^8": 4,
+            "norm scale (R+)^8": 4,
+            "VO linear GL(4)^2": 2,
+            "QK plane scale (R+)^4": 2,
+            "QK torus SO(2)^4": 2,
+            "residual mean shift R^16": 2,
+            "residual mean shift R": 4,
+            "residual mean shift R^10": 2,
+            "value bias exchange R^8": 2,
+        },
+    ),
+    Family(
+        "GLM",
+        causal("Glm", **LLAMA),
+        next_token,
+        {
+            "residual rotation O(8)": 1,
+            "glu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 5,
+            "VO linear GL(4)^2": 2,
+            "QK plane scale (R+)^2": 2,
+            "QK torus SO(2)^2": 2,
+            "null shift R^4": 2,
+            "QK linear GL(2)^2": 2,
+            "CE row shift R^8": 1,
+        },
+    ),
+    Family(
+        "MPT",
+        causal("Mpt", **DECODER | SMALL | dict(d_model=8, expansion_ratio=1, max_seq_len=8)),
+        next_token,
+        {
+            "norm kernel shift R^24": 2,
+            "norm kernel shift R^32": 2,
+            "QK linear GL(4)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "norm scale (R+)^8": 4,
+            "residual mean shift R^8": 2,
+            "residual mean shift R^32": 2,
+        },
+    ),
+    Family(
+        "Bloom",
+        causal("Bloom", **DECODER | SMALL | dict(hidden_size=8)),
+        next_token,
+        {
+            "norm kernel shift R^24": 2,
+            "norm kernel shift R^32": 2,
+            "norm shift exchange R^8": 4,
+            "norm scale (R+)^8": 4,
+            "QK linear GL(4)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "null shift R^8": 2,
+            "residual mean shift R": 5,
+            "residual mean shift R^8": 2,
+            "residual mean shift R^32": 2,
+            "value bias exchange R^8": 2,
+        },
+    ),
+    Family(
+        "Mamba",
+        causal("Mamba", **DECODER | MAMBA),
+        next_token,
+        {"VO linear GL(2)": 2, "norm scale (R+)^6": 2, "relu rescale (R+)^6": 2},
+    ),
+    Family(
+        "T5",
+        t5,
+        translate,
+        {
+            "QK linear GL(4)^2": 3,
+            "VO linear GL(4)^2": 3,
+            "relu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 6,
+            "QK plane scale R+": 2,
+            "residual mean shift R^2": 2,
+        },
+    ),
+    Family(
+        "BART",
+        bart,
+        translate,
+        {
+            "norm kernel shift R^8": 9,
+            "norm kernel shift R^10": 2,
+            "norm shift exchange R^8": 6,
+            "QK linear GL(4)^2": 3,
+            "VO linear GL(4)^2": 3,
+            "norm scale (R+)^8": 1,
+            "null shift R^8": 3,
+            "residual mean shift R^8": 3,
+            "residual mean shift R": 5,
+            "residual mean shift R^10": 2,
+            "value bias exchange R^8": 3,
+        },
+    ),
+    Family(
+        "RNN",
+        lambda: Recurrent(nn.RNN),
+        next_of_plain,
+        {"QK linear GL(5)": 1, "CE row shift R^6": 1, "CE bias shift R": 1, "bias exchange R^6": 1},
+    ),
+    Family(
+        "LSTM",
+        lambda: Recurrent(nn.LSTM),
+        next_of_plain,
+        {
+            "QK linear GL(5)": 1,
+            "CE row shift R^6": 1,
+            "CE bias shift R": 1,
+            "bias exchange R^24": 1,
+        },
+    ),
+    Family(
+        "GRU",
+        lambda: Recurrent(nn.GRU),
+        next_of_plain,
+        {"QK linear GL(5)": 1, "CE row shift R^6": 1, "CE bias shift R": 1},
+    ),
+    Family(
+        "nn.TransformerEncoder, norm first",
+        lambda: Encoder(norm_first=True),
+        classify_sequences,
+        {
+            "norm kernel shift R^24": 2,
+            "norm kernel shift R^10": 2,
+            "norm kernel shift R^3": 1,
+            "norm shift exchange R^8": 5,
+            "residual rotation O(7)": 1,
+            "QK linear GL(4)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "relu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 5,
+            "null shift R^8": 2,
+            "residual mean shift R^6": 1,
+            "residual mean shift R^11": 1,
+            "residual mean shift R^8": 2,
+            "residual mean shift R": 4,
+            "residual mean shift R^10": 2,
+            "CE row shift R^8": 1,
+            "CE bias shift R": 1,
+            "embedding exchange R^8": 1,
+            "value bias exchange R^8": 2,
+        },
+    ),
+    Family(
+        "nn.TransformerEncoder, norm last",
+        lambda: Encoder(norm_first=False),
+        classify_sequences,
+        {
+            "norm kernel shift R^3": 1,
+            "norm kernel shift R^10": 2,
+            "norm kernel shift R^24": 1,
+            "norm shift exchange R^8": 4,
+            "QK linear GL(4)^2": 2,
+            "VO linear GL(4)^2": 2,
+            "relu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 1,
+            "null shift R^8": 2,
+            "residual mean shift R^8": 2,
+            "residual mean shift R": 4,
+            "residual mean shift R^10": 2,
+            "CE row shift R^8": 1,
+            "CE bias shift R": 1,
+            "embedding exchange R^8": 1,
+            "value bias exchange R^8": 2,
+        },
+    ),
+    Family(
+        "ResNet, eval",
+        resnet,
+        classify_larger_images,
+        {
+            "layer scale (R+)^4": 5,
+            "relu rescale (R+)^4": 3,
+            "CE row shift R^4": 1,
+            "CE bias shift R": 1,
+        },
+    ),
+    Family(
+        "ConvNeXt",
+        convnext,
+        classify_larger_images,
+        {
+            "norm kernel shift R^12": 2,
+            "residual mean shift R^12": 1,
+            "residual mean shift R": 3,
+            "norm kernel shift R^3": 1,
+            "norm shift exchange R^6": 3,
+            "layer scale (R+)^6": 2,
+            "norm scale (R+)^6": 3,
+            "CE row shift R^6": 1,
+            "CE bias shift R": 1,
+        },
+    ),
+]
+
+
 def build(family: Family) -> nn.Module:
     torch.manual_seed(family.seed)
     return family.make().double().eval()
@@ -416,8 +889,9 @@ def optimizers(
 
 HEADER = """# Symmetries of model families
 
-What `ddc.discover` finds in unmodified models of `transformers` and `timm`, from the model and a
-loss alone. Small models (two layers, width 8 to 12) with random weights, float64. Written by
+What `ddc.discover` finds in unmodified models of `transformers` and `timm`, and in some of torch's own
+layers, from the model and a loss alone. Small models (two layers, width 8 to 12) with random weights,
+float64. Written by
 
     python examples/python/families.py --write docs/families.md
 
@@ -428,18 +902,27 @@ loss alone. Small models (two layers, width 8 to 12) with random weights, float6
 - **DDCAdam, DDCMuon, AdamW**: two copies that a random element of the group takes into each other
   are trained for 20 steps (lr 1e-2), each with its own gradients; the largest difference of losses
   and predictions, relative.
+- **s**, **MB**: processor time of discovery without the count, and how much more memory the process had
+  at its peak.
 - **as shipped**: that of DDCAdam with all that the model's own code rounds to float32 in a float64
   model. (transformers' RMSNorms and rotary angles do. The other columns are in float64 throughout.)
 
 | family | parameters | gauges | dimension | residual | explained | | DDCAdam | DDCMuon | AdamW | \
-as shipped |
-| --- | --: | --: | --: | --- | --- | --: | --: | --: | --: | --: |
+as shipped | s | MB |
+| --- | --: | --: | --: | --- | --- | --: | --: | --: | --: | --: | --: | --: |
 """
+
+
+def peak_memory() -> int:
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def row(family: Family) -> tuple[str, str]:
     """The family's row of the table, and what is to be said below it."""
     model = build(family)
+    memory, start = peak_memory(), time.process_time()
+    ddc.discover(model, family.loss)
+    cost = time.process_time() - start, peak_memory() - memory
     group = ddc.discover(model, family.loss, completeness=True)
     completeness = group.completeness
     assert completeness is not None, group.notes
@@ -460,34 +943,62 @@ def row(family: Family) -> tuple[str, str]:
         f"{completeness.explained} of {total}",
         f"{100 * completeness.explained / total:.1f}%",
         *(f"{difference:.0e}" for difference in differences),
+        f"{cost[0]:.1f}",
+        f"{cost[1] / 2**20:.0f}",
     ]
     counts = []
     if completeness.explained < total:
         counts.append(f"{total - completeness.explained} are missing.")
     if completeness.dead > 0:
         counts.append(f"{completeness.dead} more are of parameters without any gradient.")
-    note = f"- **{family.name}**: {' '.join([*counts, family.missing])}\n" if counts else ""
+    missing = family.missing
+    if completeness.explained < total and not missing:
+        shares = [f"`{name}` ({share:.1f})" for name, share in completeness.per_tensor[:4]]
+        missing = f"Most of them are in {', '.join(shares)}."
+    note = f"- **{family.name}**: {' '.join([*counts, missing])}\n" if counts else ""
     return f"| {' | '.join(cells)} |\n", note
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", metavar="FILE", help="the table goes there")
-    parser.add_argument("names", nargs="*", help="families; all if none is named")
+    parser.add_argument(
+        "names", nargs="*", help="families whose rows are to be written anew; all if none is named"
+    )
     arguments = parser.parse_args()
-    table, notes = HEADER, ""
-    for family in FAMILIES:
+    known = [family.name for family in FAMILIES + MORE]
+    for name in set(arguments.names) - set(known):
+        parser.error(f"no family '{name}': {', '.join(known)}")
+    rows: dict[str, tuple[str, str]] = {}
+    for family in FAMILIES + MORE:
         if arguments.names and family.name not in arguments.names:
             continue
         print(family.name, file=sys.stderr)
-        line, note = row(family)
-        table, notes = table + line, notes + note
-    text = table + ("\n" + notes if notes else "")
-    if arguments.write:
-        with open(arguments.write, "w") as file:
-            file.write(text)
-    else:
-        print(text)
+        rows[family.name] = row(family)
+        if arguments.write:
+            path = pathlib.Path(arguments.write)
+            kept = read(path.read_text(), known) if path.exists() else {}
+            path.write_text(table(kept | rows, known))
+    if not arguments.write:
+        print(table(rows, known))
+
+
+def read(text: str, known: list[str]) -> dict[str, tuple[str, str]]:
+    """The rows of a table, and the notes below it, by family."""
+    lines = text.splitlines(keepends=True)
+    return {
+        name: (
+            next((line for line in lines if line.startswith(f"| {name} |")), ""),
+            next((line for line in lines if line.startswith(f"- **{name}**:")), ""),
+        )
+        for name in known
+    }
+
+
+def table(rows: dict[str, tuple[str, str]], known: list[str]) -> str:
+    lines = "".join(rows[name][0] for name in known if name in rows)
+    notes = "".join(rows[name][1] for name in known if name in rows)
+    return HEADER + lines + ("\n" + notes if notes else "")
 
 
 if __name__ == "__main__":

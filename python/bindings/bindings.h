@@ -45,8 +45,14 @@ using PythonEvaluate =
 
 inline Evaluate evaluate_of(PythonEvaluate function) {
   return [function = std::move(function)](uint64_t batch) {
-    auto [loss, outputs] = function(batch);
-    return Evaluation(std::move(loss), outputs.value_or(at::Tensor()));
+    try {
+      auto [loss, outputs] = function(batch);
+      return Evaluation(std::move(loss), outputs.value_or(at::Tensor()));
+    } catch (py::error_already_set& error) {
+      const py::gil_scoped_acquire locked;
+      if (error.matches(PyExc_KeyboardInterrupt)) throw Interrupted();
+      throw;
+    }
   };
 }
 

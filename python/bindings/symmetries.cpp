@@ -1,6 +1,7 @@
 #include <pybind11/functional.h>
 
 #include <algorithm>
+#include <exception>
 #include <limits>
 #include <map>
 #include <optional>
@@ -18,7 +19,7 @@ namespace {
 SymmetryGroup discover_in(NamedTensors parameters, PythonEvaluate evaluate, uint64_t seed,
                           std::vector<int64_t> head_sizes, int64_t engagement_steps,
                           bool completeness, int64_t exact_up_to,
-                          std::function<void(const std::string&)> progress) {
+                          std::function<void(const std::string&, size_t, size_t)> progress) {
   return discover(table_of(std::move(parameters)), evaluate_of(std::move(evaluate)),
                   {.seed = seed,
                    .hints = {.head_sizes = std::move(head_sizes)},
@@ -55,6 +56,14 @@ std::string text_of(const T& value) {
 }  // namespace
 
 void bind_symmetries(py::module_& module) {
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const Interrupted&) {
+      PyErr_SetNone(PyExc_KeyboardInterrupt);
+    }
+  });
+
   py::class_<Engagement>(module, "Engagement")
       .def_readonly("plain", &Engagement::plain)
       .def_readonly("lifted", &Engagement::lifted)

@@ -220,7 +220,7 @@ def discover(
     engagement_steps: int,
     completeness: bool,
     exact_up_to: int,
-    progress: Callable[[str], None] | None,
+    progress: Callable[[str, int, int], None] | None,
 ) -> SymmetryGroup: ...
 
 # ---- Geometry ------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import random
 import sys
+import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -38,7 +40,7 @@ def discover(
     engagement_steps: int = 0,
     completeness: bool = False,
     exact_up_to: int = 3500,
-    verbose: bool = False,
+    verbose: bool | None = None,
 ) -> SymmetryGroup:
     """Find the symmetries of a model, and verify them.
 
@@ -52,7 +54,8 @@ def discover(
         Any model. It is looked at in the mode (train or eval) that it is in, and through
         DistributedDataParallel and torch.compile. Parameters that do not require gradients are
         held fixed. Parameters, buffers, gradients and random number generators are left as they were.
-        A float64 model is evaluated in float64 also where its code asks for float32.
+        A float64 model is evaluated in float64 also where its code asks for float32; weights of 16
+        bits are float32 meanwhile.
     loss : callable, optional
         ``loss(model, batch)`` if there is a `dataloader` or `batches`, ``loss(model)`` otherwise;
         returns a scalar tensor. It is called many times. All generators (of torch, numpy and random)
@@ -81,12 +84,20 @@ def discover(
     completeness : bool
         Count the directions that no batch sees, and how many of them the group explains. Exact up to
         `exact_up_to` parameters, an upper bound above.
-    verbose : bool
-        Say on standard error what is being done.
+    verbose : bool, optional
+        Say on standard error what is being done: the stage, how often the loss was evaluated, and the
+        time that the rest of the stage will take where that is known. Unless told, on a terminal only,
+        in one line that goes away.
 
     Returns
     -------
     SymmetryGroup
+
+    Raises
+    ------
+    KeyboardInterrupt
+        If it is interrupted before any gauge was verified. Later an interruption (Ctrl-C) ends the
+        search, and what has been verified is returned, with a note.
 
     Notes
     -----
@@ -120,9 +131,10 @@ def discover(
     evaluation = Evaluation(model, loss, dataloader, batches, max_batches)
 
     def search() -> SymmetryGroup:
-        with evaluation as evaluate:
-            for note in evaluate.notes if verbose else ():
-                _say(note)
+        with evaluation as evaluate, Progress(verbose) as progress:
+            for note in evaluate.notes:
+                progress.say(note)
+            evaluate.progress = progress
             group = SymmetryGroup(
                 _C.discover(
                     evaluate.parameters,
@@ -132,7 +144,7 @@ def discover(
                     engagement_steps=engagement_steps,
                     completeness=completeness,
                     exact_up_to=exact_up_to,
-                    progress=_say if verbose else None,
+                    progress=progress.stage,
                 )
             )
             roles = roles_of(evaluate.model, evaluate.output_weights())
@@ -141,8 +153,63 @@ def discover(
     return _on_rank_zero(evaluation.take_batches, search)
 
 
-def _say(stage: str) -> None:
-    print(f"ddc: {stage}", file=sys.stderr)
+# A terminal is told so often, in seconds.
+_INTERVAL = 0.2
+
+
+class Progress:
+    """What a search is doing, on standard error.
+
+    A context; on leaving it the line on a terminal is gone.
+
+    Parameters
+    ----------
+    verbose : bool or None
+        Whether lines are printed, one for each stage. None: one line, on a terminal.
+    """
+
+    def __init__(self, verbose: bool | None) -> None:
+        self._lines = bool(verbose)
+        self._live = verbose is None and sys.stderr.isatty()
+        self._stage, self._done, self._all = "", 0, 0
+        self._evaluations = 0
+        self._start = self._begun = time.monotonic()
+        self._shown = 0.0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live and self._shown:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def say(self, what: str) -> None:
+        if self._lines:
+            print(f"ddc: {what}", file=sys.stderr)
+
+    def stage(self, stage: str, done: int, all_: int) -> None:
+        if stage != self._stage:
+            self.say(stage)
+            self._begun = time.monotonic()
+        self._stage, self._done, self._all = stage, done, all_
+
+    def evaluated(self) -> None:
+        self._evaluations += 1
+        now = time.monotonic()
+        if not self._live or now - self._shown < _INTERVAL:
+            return
+        self._shown = now
+        print(f"\r\x1b[K{self.line(now)}", end="", file=sys.stderr, flush=True)
+
+    def line(self, now: float) -> str:
+        parts = [f"ddc: {self._stage or 'the loss'}"]
+        if self._all:
+            parts[0] += f" {self._done} of {self._all}"
+        parts += [f"{self._evaluations} evaluations", f"{now - self._start:.0f} s"]
+        if 0 < self._done < self._all:
+            left = (now - self._begun) * (self._all - self._done) / self._done
+            parts.append(f"about {left:.0f} s left")
+        return ", ".join(parts)
 
 
 def _on_rank_zero(
@@ -217,12 +284,22 @@ class Evaluation:
         self._taken = False
         self._checked = False
         self._no_backward: _NoBackward | None = _NoBackward()
+        self._autocast: str | None = None
+        self._narrow: Widened | None = None
+        self.progress: Progress | None = None
 
     @property
     def notes(self) -> list[str]:
         notes = list(self.batches.notes) if self.batches is not None else []
         if self._no_backward is not None and self._no_backward.called:
             notes.append("the loss calls backward, which did nothing in discovery")
+        if self._autocast is not None:
+            notes.append(self._autocast)
+        if self._narrow is not None and self._narrow.count:
+            notes.append(
+                f"{self._narrow.count} tensors of 16 bits were evaluated as float32, which tells a symmetry "
+                "from rounding"
+            )
         return notes
 
     def take_batches(self) -> None:
@@ -241,8 +318,9 @@ class Evaluation:
     def __enter__(self) -> Evaluation:
         self.take_batches()
         self._generators = _generator_states()
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         self._gradients = Gradients(tensor for _, tensor in self.parameters)
+        self._narrow = Widened(self.model)
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
         self._hook = self.model.register_forward_hook(self._remember)
         try:
             if not self._checked:
@@ -262,6 +340,8 @@ class Evaluation:
         self._hook.remove()
         self._outputs = []
         self._restore_buffers()
+        if self._narrow is not None:
+            self._narrow.restore()
         self._gradients.restore()
         _set_generator_states(self._generators)
 
@@ -269,6 +349,8 @@ class Evaluation:
         self._restore_buffers()
         _seed_generators(batch)
         self._outputs = []
+        if self.progress is not None:
+            self.progress.evaluated()
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             # The caller's; the library computes without it.
@@ -324,6 +406,13 @@ class Evaluation:
             )
         self._check_graph(second)
         assert self._no_backward is not None
+        if self._no_backward.autocast is not None:
+            self._autocast = (
+                f"{self._said} runs under autocast to {self._no_backward.autocast}, which rounds more than "
+                "tells a symmetry from none: little or nothing is found. Evaluate it without autocast; the "
+                "symmetries are the same"
+            )
+            warnings.warn(self._autocast, stacklevel=4)
         if not self._no_backward.called:
             self._no_backward = None  # it would be asked about every operation
         if outputs is None:
@@ -335,6 +424,11 @@ class Evaluation:
 
     def _check_graph(self, loss: Tensor) -> None:
         trainable = [tensor for _, tensor in self.parameters if tensor.requires_grad]
+        if "CheckpointFunctionBackward" in _operations(loss):
+            raise ValueError(
+                f"{self._said} checkpoints activations with use_reentrant=True, which gives gradients to "
+                "backward alone: use use_reentrant=False, or none (gradient_checkpointing_disable)"
+            )
         try:
             torch.autograd.grad(loss, trainable, allow_unused=True)
         except RuntimeError as error:
@@ -383,6 +477,43 @@ class Evaluation:
                 buffer.copy_(value)
 
 
+def _operations(loss: Tensor) -> set[str]:
+    """Names of all operations that the loss was computed by, as autograd calls them."""
+    seen: set[Any] = set()
+    open_ = [loss.grad_fn]
+    while open_:
+        node = open_.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        open_ += [each for each, _ in node.next_functions]
+    return {node.name() for node in seen}
+
+
+class Widened:
+    """Parameters and buffers of 16 bits as float32, in place, until :meth:`restore`.
+
+    Attributes
+    ----------
+    count : int
+        How many there are.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        narrow = (torch.float16, torch.bfloat16)
+        tensors = [*model.parameters(), *model.buffers()]
+        self._saved = [(each, each.data) for each in tensors if each.dtype in narrow]
+        self.count = len(self._saved)
+        for tensor, data in self._saved:
+            # A gradient has the type of its tensor.
+            tensor.grad = None
+            tensor.data = data.float()
+
+    def restore(self) -> None:
+        for tensor, data in self._saved:
+            tensor.data = data
+
+
 class Gradients:
     """Gradients of parameters, put aside until :meth:`restore`, with the hooks on them."""
 
@@ -415,9 +546,12 @@ class _NoBackward(TorchFunctionMode):
     ----------
     called : bool
         Whether anybody called it.
+    autocast : torch.dtype or None
+        What anything was computed in under autocast.
     """
 
     called = False
+    autocast: torch.dtype | None = None
 
     def __torch_function__(
         self,
@@ -429,6 +563,10 @@ class _NoBackward(TorchFunctionMode):
         if function is Tensor.backward:
             self.called = True
             return None
+        if self.autocast is None:
+            for device in ("cpu", "cuda"):
+                if torch.is_autocast_enabled(device):
+                    self.autocast = torch.get_autocast_dtype(device)
         return function(*args, **(kwargs or {}))
 
 

@@ -15,8 +15,6 @@ using channel_maps::Pairing;
 
 namespace {
 
-constexpr int64_t charge_batches = 3;
-
 bool can_mix(const Search& search, const ScaleMatch& match) {
   bool plus = false;
   bool minus = false;
@@ -41,20 +39,26 @@ Mixing mixing_of(const at::Tensor& row, double size, double epsilon) {
   const auto sorted = std::get<0>(row.sort());
   const double typical = sorted[n - 1 - (n - 1) / 4].item<double>();
   // One entry of a large matrix is a small part of its norm: only rounding is smaller still.
-  if (typical <= 20 * epsilon * size) return {n, 1};
-  const double share = epsilon < 1e-10 ? 1e-6 : 1e-2;
-  std::vector<int64_t> members;
-  for (int64_t i = 0; i < n; ++i) {
-    if (row[i].item<double>() <= share * typical) members.push_back(i);
+  const bool all_small = typical <= 20 * epsilon * size;
+  // What rounding leaves of an entry that vanishes, beside those that do not. Where all are small (heads
+  // that attend alike hardly tell their values apart) only a clear step tells a block.
+  const double share = all_small ? 0.1 : epsilon < 1e-10 ? 1e-6 : 1e-2;
+  const auto rms = [](const at::Tensor& entries) {
+    return std::sqrt(entries.square().mean().item<double>());
+  };
+  for (int64_t block = n / 2; block >= 2; --block) {
+    if (n % block != 0) continue;
+    for (const bool contiguous : {true, false}) {
+      // [blocks, block], the first row being the block of the first coordinate.
+      const auto blocks =
+          contiguous ? row.view({n / block, block}) : row.view({block, n / block}).t();
+      if (rms(blocks[0]) <= share * rms(blocks.slice(0, 1))) {
+        return {block, contiguous ? 1 : n / block};
+      }
+    }
   }
-  const auto block = static_cast<int64_t>(members.size());
-  if (block < 2 || n % block != 0) return {};
-  const int64_t stride = members[1] - members[0];
-  for (int64_t i = 0; i < block; ++i) {
-    if (members[i] != i * stride) return {};
-  }
-  if (stride != 1 && stride != n / block) return {};
-  return {block, stride};
+  if (all_small) return {n, 1};
+  return {};
 }
 
 }  // namespace
@@ -96,7 +100,7 @@ void Search::find_blocks() {
   }
   std::vector<at::Tensor> rows(whole.size());
   std::vector<double> sizes(whole.size(), 0);
-  probe.each_charge(whole, charge_batches, [&](size_t k, const Charge& charge) {
+  probe.each_charge(whole, probe.charge_batches(), [&](size_t k, const Charge& charge) {
     const auto found = charge.value[0][0].square() + charge.value[0].select(1, 0).square();
     rows[k] = rows[k].defined() ? rows[k] + found : found;
     sizes[k] = std::max(sizes[k], charge.scale.max().item<double>());
@@ -304,7 +308,7 @@ bool find_rotations_at(Search& search, const Pieces& pieces,
     std::set<size_t> slots;
     for (size_t k = 0; k < relation.columns.size(); ++k) {
       if (std::abs(relation.coefficients[k] - relation.coefficients[0]) >
-          100 * search.probe.zero() + 1e-6) {
+          coefficient_tolerance(search.probe.zero())) {
         found.clear();
         break;
       }
@@ -412,7 +416,7 @@ void Search::find_rotations() {
     size_t count = 0;
     for (const size_t k : pieces.slots) count += static_cast<size_t>(slot(k).size / n);
     const auto batches = std::min<int64_t>(
-        24, std::max<int64_t>(charge_batches, 4 * static_cast<int64_t>(count) / n + 1));
+        24, std::max<int64_t>(probe.charge_batches(), 4 * static_cast<int64_t>(count) / n + 1));
     std::vector<std::vector<at::Tensor>> charges(pieces.slots.size());
     probe.each_charge(pieces.gauges, batches,
                       [&](size_t k, const Charge& charge) { charges[k].push_back(charge.value); });

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -33,6 +35,10 @@ Parameters trainable(const Parameters& params, std::vector<std::string>& notes) 
       continue;
     }
     const auto type = tensor.scalar_type();
+    TORCH_CHECK(!tensor.is_complex(), "discover: '", name, "' is ", type,
+                "; gauges act on real parameters: let the model hold torch.view_as_real of it");
+    TORCH_CHECK(tensor.layout() == at::kStrided, "discover: '", name, "' is ", tensor.layout(),
+                "; gauges act on axes of dense tensors");
     TORCH_CHECK(type == at::kFloat || type == at::kDouble, "discover: '", name, "' is ", type,
                 "; charges of a narrower type than float32 do not tell a symmetry from rounding");
     TORCH_CHECK(tensor.is_leaf(), "discover: '", name, "' is not a leaf tensor");
@@ -89,6 +95,8 @@ void check_loss(const Parameters& params, const Evaluate& evaluate) {
               "(model.eval() switches it off.)");
 }
 
+using Report = std::function<void(const char* stage, size_t done, size_t all)>;
+
 /// With more gauges than this, those of one kind are tried together.
 constexpr size_t many = 60;
 
@@ -121,16 +129,17 @@ int64_t classes_of(const Evaluate& evaluate) {
 /// Decides what belongs to the group. Works at the generic point.
 class Judge {
  public:
-  Judge(const Search& search, const Parameters& params, const Evaluate& evaluate,
+  Judge(const Parameters& params, const Evaluate& evaluate, int64_t classes, Report report,
         SymmetryGroup& group)
-      : search_(search),
-        params_(params),
+      : params_(params),
         evaluate_(evaluate),
+        report_(std::move(report)),
         group_(group),
-        classes_(classes_of(evaluate)) {}
+        classes_(classes) {}
 
   /// Tries gauges, alone or with those of their kind.
   void try_all(std::vector<Gauge> gauges) {
+    proposed_ = gauges.size();
     if (gauges.size() <= many) {
       for (auto& gauge : gauges) try_one(gauge);
       return;
@@ -151,14 +160,33 @@ class Judge {
     }
   }
 
+  /// Tries what may hold in one layer alone: one of each pattern first, and the others if it passes. What
+  /// fails was a guess, and nobody's symmetry.
+  void try_guesses(const std::vector<std::vector<Gauge>>& guesses) {
+    for (const auto& pattern : guesses) {
+      for (const auto& gauge : pattern) {
+        const auto verdict = gate(gauge, params_, evaluate_, quick_);
+        if (!verdict.passed) break;
+        add(gauge, verdict);
+      }
+    }
+  }
+
   /// What charges have overlooked and the gate lets pass belongs to the group all the same.
-  void refuse_expected() {
-    for (const auto& gauge : search_.expected(classes_)) {
+  void refuse_expected(const std::vector<Gauge>& expected) {
+    // The search did not see what comes behind a layer whose successor was left out.
+    std::erase_if(group_.refusals, [&](const Refusal& refused) {
+      return std::any_of(group_.findings.begin(), group_.findings.end(), [&](const Finding& found) {
+        return found.gauge.kind == refused.kind &&
+               found.gauge.legs.front().tensor == refused.tensors.front();
+      });
+    });
+    for (const auto& gauge : expected) {
       const auto known = [&](const auto& entry) { return entry.name == gauge.name; };
       if (std::any_of(group_.refusals.begin(), group_.refusals.end(), known)) continue;
       const auto verdict = gate(gauge, params_, evaluate_, quick_);
       if (verdict.passed) {
-        group_.findings.push_back(finding(gauge, params_, verdict));
+        add(gauge, verdict);
         continue;
       }
       auto reason = reason_of_failure(gauge, params_, evaluate_);
@@ -173,8 +201,8 @@ class Judge {
     }
   }
 
-  /// All gauges at once; and what optimizers cannot bind together is left out.
-  void try_together() {
+  /// What optimizers cannot bind together is left out.
+  void bind_together() {
     const auto fits = [&](const std::vector<Gauge>& gauges, std::string& why) {
       std::vector<GroupedParameter> table;
       for (const auto& parameter : params_) table.push_back({parameter, 0});
@@ -187,6 +215,11 @@ class Judge {
       }
     };
     keep_while(fits);
+  }
+
+  /// All gauges at once.
+  void try_together() {
+    bind_together();
     if (group_.findings.empty()) return;
     auto verdict = gate(group_.gauges(), params_, evaluate_);
     if (!verdict.passed) {
@@ -202,11 +235,21 @@ class Judge {
   }
 
  private:
+  /// Names tell gauges apart: a second one at the same tensor gets a number.
+  void add(Gauge gauge, const Verdict& verdict) {
+    const auto first = gauge.name;
+    for (size_t number = 2; !names_.insert(gauge.name).second; ++number) {
+      gauge.name = first + "." + std::to_string(number);
+    }
+    group_.findings.push_back(finding(gauge, params_, verdict));
+  }
+
   void try_one(Gauge& gauge, bool alone = true) {
+    report_("gate", tried_++, proposed_);
     const auto verdict = gate(gauge, params_, evaluate_, alone ? GateOptions{} : quick_);
-    if (gauge.kind == "shift") label_shift_(search_, gauge, verdict.shifts_logits);
+    if (gauge.kind == "shift") label_shift_(params_, gauge, verdict.shifts_logits);
     if (verdict.passed) {
-      group_.findings.push_back(finding(gauge, params_, verdict));
+      add(gauge, verdict);
     } else {
       group_.refusals.push_back(
           refusal(gauge, verdict.residual, reason_of_failure(gauge, params_, evaluate_)));
@@ -252,59 +295,119 @@ class Judge {
     }
     auto options = quick_;
     options.shrink = tensors.size() == legs;
+    report_("gate", tried_, proposed_);
     const auto verdict = kind.size() == 1 ? Verdict{} : gate(kind, params_, evaluate_, options);
     if (!verdict.passed) {
       for (auto& gauge : kind) try_one(gauge, /*alone=*/false);
       return false;
     }
     for (auto& gauge : kind) {
-      if (gauge.kind == "shift") label_shift_(search_, gauge, false);
-      group_.findings.push_back(finding(gauge, params_, verdict));
+      if (gauge.kind == "shift") label_shift_(params_, gauge, false);
+      add(gauge, verdict);
     }
+    tried_ += kind.size();
     return true;
   }
 
-  const Search& search_;
   const Parameters& params_;
   const Evaluate& evaluate_;
+  Report report_;
   SymmetryGroup& group_;
   int64_t classes_;
+  size_t tried_ = 0;
+  size_t proposed_ = 0;
+  std::set<std::string> names_;
   GateOptions quick_{.batches = 1};
 };
 
-/// Finds gauges and decides which of them are. The parameters are moved meanwhile.
-void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOptions& options,
-          const std::function<void(const char*)>& report, SymmetryGroup& group) {
-  report("charges");
-  Probe probe(params, evaluate, options.seed + 1);
-  Search search(probe, options.hints);
+/// What the search proposes.
+struct Candidates {
+  std::vector<Gauge> gauges;
+  /// By analogy with layers that may be special; those with one pattern together.
+  std::vector<std::vector<Gauge>> guesses;
+  /// What similar models have.
+  std::vector<Gauge> expected;
+};
+
+Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& stacks,
+                         const DiscoverOptions& options, int64_t classes, const Report& report) {
+  report("charges", 0, 0);
+  probe.balance();
+  Search search(probe, params, stacks, options.hints);
   search.find_scales();
   search.find_gains();
   search.find_gain_gauges();
   // Before heads are looked for: what turns with the residual stream has none.
   search.find_residual_rotation();
-  report("heads");
+  report("heads", 0, 0);
   search.find_blocks();
   search.find_heads();
   search.find_blocks();
   search.find_plane_gauges();
   search.find_rotations();
   search.add_null_biases();
-  report("shifts");
+  report("shifts", 0, 0);
   search.find_shifts();
   search.find_exchanges();
+  search.find_lone_scales();
   for (auto& gauge : search.gauges) label_(search, gauge);
+  Candidates result;
+  std::map<size_t, std::vector<Gauge>> guesses;
+  for (auto& proposal : stacks.by_analogy(search.gauges)) {
+    // Before a norm a length is forgotten but for its eps, in every model: that is nothing to refuse.
+    const bool guess = proposal.guess || proposal.gauge.kind == "length";
+    (guess ? guesses[proposal.source] : result.gauges).push_back(std::move(proposal.gauge));
+  }
+  for (auto& [source, gauges] : guesses) result.guesses.push_back(std::move(gauges));
+  result.expected = search.expected(classes);
+  return result;
+}
 
-  report("gate");
-  probe.move_to(0);
-  Judge judge(search, params, evaluate, group);
-  judge.try_all(search.gauges);
-  report("refusals");
-  judge.refuse_expected();
-  report("all together");
-  judge.try_together();
+/// Finds gauges and decides which of them are. The parameters are moved meanwhile. False if that was
+/// interrupted.
+bool find(const Parameters& params, const Evaluate& evaluate, const DiscoverOptions& options,
+          const Report& report, SymmetryGroup& group) {
+  const Stacks stacks(params);
+  const int64_t classes = classes_of(evaluate);
+  // All parameters are at a generic point, for the gate as well.
+  Probe everything(params, evaluate, options.seed + 1);
+  Candidates candidates;
+  if (stacks.empty()) {
+    candidates = candidates_of(everything, params, stacks, options, classes, report);
+    everything.move_to(0);
+  } else {
+    everything.move_to(0);
+    const auto searched = stacks.searched_of(params);
+    group.notes.push_back(std::to_string(stacks.searched()) + " of " +
+                          std::to_string(stacks.layers()) +
+                          " repeated layers were searched, and the others tried by analogy");
+    {
+      auto probe = everything.of_part(searched);
+      candidates = candidates_of(probe, params, stacks, options, classes, report);
+    }
+    everything.move_to(0);
+  }
+
+  report("gate", 0, 0);
+  Judge judge(params, evaluate, classes, report, group);
+  try {
+    judge.try_all(std::move(candidates.gauges));
+    judge.try_guesses(candidates.guesses);
+    report("refusals", 0, 0);
+    judge.refuse_expected(candidates.expected);
+    report("all together", 0, 0);
+    judge.try_together();
+  } catch (const Interrupted&) {
+    judge.bind_together();
+    if (group.findings.empty()) throw;
+    group.joint_residual = group.joint_tolerance = std::numeric_limits<double>::quiet_NaN();
+    group.notes.emplace_back(
+        "interrupted: these gauges have passed the gate each, others were not tried, nor all "
+        "together");
+    return false;
+  }
   if (options.completeness) {
-    report("completeness");
+    report("completeness", 0, 0);
     // The group has been found; that its dimension cannot be compared with the null space's is no reason
     // to lose it.
     try {
@@ -315,6 +418,7 @@ void find(const Parameters& params, const Evaluate& evaluate, const DiscoverOpti
                             error.what_without_backtrace());
     }
   }
+  return true;
 }
 
 /// At the weights as they are a gain may have entries that are zero. What acts through them is a
@@ -381,18 +485,18 @@ void leave_out_dead_channels(const Parameters& params, SymmetryGroup& group) {
 
 SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
                        const DiscoverOptions& options) {
-  const auto report = [&](const char* stage) {
-    if (options.progress) options.progress(stage);
+  const Report report = [&](const char* stage, size_t done, size_t all) {
+    if (options.progress) options.progress(stage, done, all);
   };
   SymmetryGroup group;
   group.parameters = fingerprint(params);
   const auto moving = trainable(params, group.notes);
   check_loss(moving, evaluate);
-  find(moving, evaluate, options, report, group);
+  const bool finished = find(moving, evaluate, options, report, group);
   leave_out_dead_gains(moving, group);
   leave_out_dead_channels(moving, group);
-  if (options.engagement_steps > 0 && !group.findings.empty()) {
-    report("engagement");
+  if (finished && options.engagement_steps > 0 && !group.findings.empty()) {
+    report("engagement", 0, 0);
     const auto moved =
         engagement(group.gauges(), moving, evaluate, {.steps = options.engagement_steps});
     for (size_t k = 0; k < moved.size(); ++k) group.findings[k].engagement = moved[k];

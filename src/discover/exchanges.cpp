@@ -10,7 +10,6 @@
 namespace ddc {
 namespace {
 
-constexpr int64_t batches = 3;
 Gauge exchange(const Leg& source, const Leg& reader, const std::string& bias, int64_t channels) {
   Gauge gauge;
   gauge.name = source.tensor + ":exchange";
@@ -95,7 +94,7 @@ void find_single_exchanges(Search& search) {
   }
   // (source, slot of the reader, bias) -> the largest difference, beside the largest gradient.
   std::map<std::tuple<size_t, size_t, size_t>, std::pair<double, double>> tried;
-  probe.each_batch(batches, [&](const Parameters& gradients) {
+  probe.each_batch(probe.charge_batches(), [&](const Parameters& gradients) {
     const at::NoGradGuard no_grad;
     const auto gradient = [&](size_t t) {
       return gradients[probe.parameter(t).name].tensor.to(at::kDouble);

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "ddc/gauge/action.h"
+#include "discover/noise.h"
 #include "discover/restore.h"
 
 namespace ddc {
@@ -86,9 +87,7 @@ Size size_of(const Outcome& here) {
 }
 
 at::Tensor uniform_like(const at::Tensor& tensor, const at::Generator& generator) {
-  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU))
-      .uniform_(-1, 1, generator)
-      .to(tensor.device());
+  return uniform_noise(tensor.sizes(), tensor.scalar_type(), 1, generator).to(tensor.device());
 }
 
 double eps_of(const at::Tensor& tensor) {

@@ -102,8 +102,8 @@ void label_(const Search& search, Gauge& gauge) {
   gauge.action == Action::scale ? label_scale_(search, gauge) : label_blocks_(search, gauge);
 }
 
-void label_shift_(const Search& search, Gauge& gauge, bool shifts_logits) {
-  const auto& tensor = search.probe.params()[gauge.legs.front().tensor];
+void label_shift_(const Parameters& params, Gauge& gauge, bool shifts_logits) {
+  const auto& tensor = params[gauge.legs.front().tensor];
   gauge.kind = !shifts_logits             ? "residual mean shift"
                : tensor.tensor.dim() == 1 ? "CE bias shift"
                                           : "CE row shift";

@@ -10,6 +10,6 @@ namespace ddc {
 void label_(const Search& search, Gauge& gauge);
 
 /// For a shift of one tensor: whether it moves the logits is known only once it has been tried.
-void label_shift_(const Search& search, Gauge& gauge, bool shifts_logits);
+void label_shift_(const Parameters& params, Gauge& gauge, bool shifts_logits);
 
 }  // namespace ddc

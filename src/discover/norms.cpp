@@ -98,15 +98,14 @@ struct KernelCharges {
   }
 };
 
-constexpr int64_t kernel_batches = 3;
-
 KernelCharges kernel_charges(const Search& search, const std::vector<Gauge>& gauges) {
   KernelCharges result{std::vector<std::vector<at::Tensor>>(gauges.size()),
                        std::vector<double>(gauges.size(), 0)};
-  search.probe.each_charge(gauges, kernel_batches, [&](size_t k, const Charge& charge) {
-    result.value[k].push_back(charge.value.flatten());
-    result.scale[k] = std::max(result.scale[k], charge.scale.max().item<double>());
-  });
+  search.probe.each_charge(
+      gauges, search.probe.charge_batches(), [&](size_t k, const Charge& charge) {
+        result.value[k].push_back(charge.value.flatten());
+        result.scale[k] = std::max(result.scale[k], charge.scale.max().item<double>());
+      });
   return result;
 }
 
@@ -114,8 +113,9 @@ KernelCharges kernel_charges(const Search& search, const std::vector<Gauge>& gau
 using Vectors = std::vector<std::map<std::string, at::Tensor>>;
 
 Vectors vectors_of(const Search& search) {
-  Vectors result(kernel_batches);
-  for (int64_t batch = 0; batch < kernel_batches; ++batch) {
+  const int64_t batches = search.probe.charge_batches();
+  Vectors result(batches);
+  for (int64_t batch = 0; batch < batches; ++batch) {
     search.probe.move_to(static_cast<uint64_t>(batch));
     for (const auto& [name, tensor] : search.probe.params()) {
       if (tensor.dim() == 1) result[batch][name] = tensor.detach().to(at::kDouble, false, true);
@@ -137,15 +137,20 @@ at::Tensor read_of_shift(const Vectors& vectors, const std::string& gain, double
 /// The bias that makes up for what the rows of a kernel shift then read of the norm's shift.
 std::string bias_behind(const Search& search, const at::Tensor& charge, double scale,
                         const at::Tensor& read) {
+  std::string best;
+  double least = 10 * search.probe.zero() * scale;
   for (size_t t = 0; t < search.probe.params().size(); ++t) {
     const auto& vector = search.probe.parameter(t);
     if (vector.tensor.dim() != 1 || vector.tensor.size(0) != charge.size(1)) continue;
     if (search.is_null(t) || !search.probe.is_small(t)) continue;
-    const auto gradient = search.probe.small_gradient(t).narrow(0, 0, kernel_batches);
+    const auto gradient = search.probe.small_gradient(t).narrow(0, 0, charge.size(0));
     const double rest = (charge - read * gradient).abs().max().item<double>();
-    if (rest <= 10 * search.probe.zero() * scale) return vector.name;
+    if (rest > least) continue;
+    // Gradients of other layers' biases may be small beside the charge: that is no reason to take them.
+    least = rest;
+    best = vector.name;
   }
-  return {};
+  return best;
 }
 
 /// The vector that makes up for what the stream that goes on from a norm sees of its shift, beside what
@@ -155,7 +160,7 @@ std::string added_next(const Search& search, const Gain& gain, int64_t size) {
   by_readers.seen_by_others = false;
   const auto charges = kernel_charges(search, {shift_exchange(by_readers, size)});
   return bias_behind(search, at::stack(charges.value[0]), charges.scale[0],
-                     at::ones({kernel_batches, 1}, at::kDouble));
+                     at::ones({search.probe.charge_batches(), 1}, at::kDouble));
 }
 
 /// The null vector next to a reader in the table, if its size is that of the reader's bias: a key's bias

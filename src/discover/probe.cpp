@@ -7,6 +7,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
+#include <utility>
+
+#include "noise.h"
 
 namespace ddc {
 namespace {
@@ -15,6 +19,13 @@ namespace {
 constexpr int64_t small_entries = 1 << 14;
 /// Shifts of large models are looked at on so many batches.
 constexpr int64_t shift_batches_of_large = 8;
+/// A bias is so near behind its matrix in the table.
+constexpr size_t pair_distance = 3;
+/// Charges of a matrix and of its bias that are further apart than this factor are brought together, a
+/// pair with every evaluation, and so many at most.
+constexpr double unbalanced = 30;
+constexpr int64_t most_rounds = 12;
+constexpr int64_t most_rounds_of_large = 3;
 
 double epsilon_of(at::ScalarType type) {
   return type == at::kDouble ? std::numeric_limits<double>::epsilon()
@@ -64,16 +75,21 @@ at::Tensor stacked(const std::vector<at::Tensor>& per_batch, int64_t offset, int
 }  // namespace
 
 Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed)
-    : params_(params), evaluate_(std::move(evaluate)), restore_(params), seed_(seed) {
+    : Probe(params, std::move(evaluate), seed, Restore(params)) {}
+
+Probe Probe::of_part(const Parameters& part) const {
+  return {part, evaluate_, seed_, Restore(part, restore_.saved_of(part))};
+}
+
+Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed, Restore restore)
+    : params_(params), evaluate_(std::move(evaluate)), restore_(std::move(restore)), seed_(seed) {
   size_t index = 0;
   scale_offset_ = shift_offset_ = small_offset_ = {0};
   for (const auto& [name, tensor] : params_) {
     epsilon_ = std::max(epsilon_, epsilon_of(tensor.scalar_type()));
     entries_ += tensor.numel();
-    const double stored = typical_size(tensor);
-    growth_.push_back(growth_of(tensor, stored));
-    const double size = growth_.back() * stored;
-    width_.push_back((size > 0 ? size / 4 : 0.2) * std::sqrt(3.0));
+    stored_.push_back(typical_size(restore_.saved()[index]));
+    growth_.push_back(growth_of(tensor, stored_.back()));
     for (int64_t axis = 0; axis < tensor.dim(); ++axis) {
       slots_.push_back({index, axis, tensor.size(axis)});
       scale_offset_.push_back(scale_offset_.back() + tensor.size(axis));
@@ -84,14 +100,74 @@ Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed)
   }
 }
 
+std::vector<Probe::Pair> Probe::pairs() const {
+  std::vector<Pair> result;
+  for (size_t b = 0; b < slots_.size(); ++b) {
+    if (parameter(slots_[b].tensor).tensor.dim() != 1 || slots_[b].size < 2) continue;
+    for (size_t k = 0; k < slots_.size(); ++k) {
+      const auto& slot = slots_[k];
+      const bool before =
+          slot.tensor < slots_[b].tensor && slot.tensor + pair_distance >= slots_[b].tensor;
+      if (before && slot.size == slots_[b].size && parameter(slot.tensor).tensor.dim() > 1) {
+        result.push_back({k, b});
+      }
+    }
+  }
+  return result;
+}
+
+void Probe::balance() {
+  const auto all = pairs();
+  std::set<std::pair<size_t, size_t>> done;
+  // How far the charges of a matrix are from those of its bias, as the log of a factor; zero if one of
+  // them has none.
+  const auto gap = [&](const Parameters& gradients, const Pair& pair) {
+    const at::NoGradGuard no_grad;
+    const auto charge = [&](const Slot& slot) {
+      const auto& [name, tensor] = parameter(slot.tensor);
+      return root_mean_square(sum_except(tensor.detach() * gradients[name].tensor, slot.axis));
+    };
+    const double matrix = charge(slots_[pair.matrix]);
+    const double bias = charge(slots_[pair.bias]);
+    return matrix > 0 && bias > 0 ? std::log(matrix / bias) : 0.0;
+  };
+  for (int64_t round = 0; round < (is_large() ? most_rounds_of_large : most_rounds); ++round) {
+    const auto before = gradients(0);
+    // What comes first is mended first: all that follows depends on it.
+    const auto worst = std::find_if(all.begin(), all.end(), [&](const Pair& pair) {
+      return done.count({pair.matrix, pair.bias}) == 0 &&
+             std::abs(gap(before, pair)) > std::log(unbalanced);
+    });
+    if (worst == all.end()) return;
+    done.insert({worst->matrix, worst->bias});
+    const size_t matrix = slots_[worst->matrix].tensor;
+    const double was = gap(before, *worst);
+    const double growth = growth_[matrix];
+    growth_[matrix] = growth * std::exp(-was);
+    // A bias that the loss does not depend on (a key's) is beside nothing.
+    bool better = false;
+    try {
+      better = std::abs(gap(gradients(0), *worst)) < std::abs(was) / 2;
+    } catch (const c10::Error&) {
+      // Not finite there.
+    }
+    if (!better) growth_[matrix] = growth;
+  }
+}
+
+double Probe::size_of(size_t tensor) const {
+  const double size = growth_[tensor] * stored_[tensor];
+  return size > 0 ? size : 0.8;
+}
+
 void Probe::move_to(uint64_t batch) const {
   const at::NoGradGuard no_grad;
   const auto generator = at::detail::createCPUGenerator(seed_ + batch);
   size_t k = 0;
   for (const auto& [name, tensor] : params_) {
     const auto& value = restore_.saved()[k];
-    auto noise = at::empty(tensor.sizes(), at::kFloat);
-    noise.uniform_(-width_[k], width_[k], generator);
+    const double width = size_of(k) / 4 * std::sqrt(3.0);
+    const auto noise = uniform_noise(tensor.sizes(), at::kFloat, width, generator);
     at::Tensor(tensor).copy_(value).mul_(growth_[k]).add_(noise.to(tensor.options()));
     ++k;
   }
@@ -99,20 +175,20 @@ void Probe::move_to(uint64_t batch) const {
 
 double Probe::zero() const { return epsilon_ < 1e-10 ? 1e-9 : 2e-4; }
 
-Parameters Probe::gradients(uint64_t batch) const {
+Parameters Probe::gradients_of(const Parameters& others, uint64_t batch) const {
   move_to(batch);
   const at::AutoGradMode enable_grad(true);
   const auto loss = evaluate_(batch).loss;
-  const auto tensors = params_.tensors();
+  const auto tensors = others.tensors();
   const auto found = torch::autograd::grad({loss}, tensors, {}, /*retain_graph=*/std::nullopt,
                                            /*create_graph=*/false, /*allow_unused=*/true);
   Parameters result;
-  for (size_t k = 0; k < tensors.size(); ++k) {
-    result.add(parameter(k).name, found[k].defined() ? found[k] : at::zeros_like(tensors[k]));
+  for (const auto& [name, tensor] : others) {
+    const auto& gradient = found[result.size()];
+    result.add(name, gradient.defined() ? gradient : at::zeros_like(tensor));
     // What is not finite does not cancel.
-    TORCH_CHECK(std::isfinite(result[parameter(k).name].tensor.sum(at::kDouble).item<double>()),
-                "discover: the gradient of '", parameter(k).name, "' on batch ", batch,
-                " is not finite");
+    TORCH_CHECK(std::isfinite(result[name].tensor.sum().item<double>()),
+                "discover: the gradient of '", name, "' on batch ", batch, " is not finite");
   }
   return result;
 }
@@ -186,10 +262,10 @@ bool Probe::is_small(size_t tensor) const {
   return parameter(tensor).tensor.numel() <= small_entries;
 }
 
-double Probe::gradient_size(size_t tensor) const {
+double Probe::influence(size_t tensor) const {
   double sum = 0;
   for (const auto& batch : rms_) sum += batch[tensor] * batch[tensor];
-  return std::sqrt(sum / static_cast<double>(batches()));
+  return size_of(tensor) * std::sqrt(sum / static_cast<double>(batches()));
 }
 
 void Probe::each_batch(int64_t count,
@@ -207,7 +283,7 @@ void Probe::each_charge(const std::vector<Gauge>& gauges, int64_t count,
 
 std::vector<double> Probe::relative_charges(const std::vector<Gauge>& gauges) const {
   std::vector<double> result(gauges.size(), 0);
-  each_charge(gauges, 3, [&](size_t k, const Charge& charge) {
+  each_charge(gauges, charge_batches(), [&](size_t k, const Charge& charge) {
     const double scale = charge.scale.max().item<double>();
     const double value = charge.value.abs().max().item<double>();
     if (scale > 0) result[k] = std::max(result[k], value / scale);

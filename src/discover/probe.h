@@ -27,10 +27,15 @@ struct Slot {
 /// initialisation, much vanishes that is no symmetry. So the parameters are moved by random numbers of
 /// a quarter of their size while the probe lives, differently for every batch (some tasks have but one
 /// batch), and are back, bit for bit, after it. Matrices that are small for their width are enlarged:
-/// attention scores of 1e-4 hide what depends on them.
+/// attention scores of 1e-4 hide what depends on them. Those whose outputs are large or small beside the
+/// bias that is added to them (inputs of 0 to 255, or of 0.001) are made to fit it.
 class Probe {
  public:
   Probe(const Parameters& params, Evaluate evaluate, uint64_t seed);
+  /// A probe of some of the parameters, which takes them back to where they were before this one moved them.
+  Probe of_part(const Parameters& part) const;
+  /// Makes the outputs of matrices comparable with the biases that are added to them.
+  void balance();
 
   const Parameters& params() const { return params_; }
   const NamedTensor& parameter(size_t k) const { return *(params_.begin() + k); }
@@ -40,6 +45,9 @@ class Probe {
   /// More than a million parameters: charges of many batches would need much room.
   bool is_large() const { return entries_ > 1000000; }
   bool is_small() const { return entries_ < 50000; }
+  /// Charges of candidates are computed on so many batches. Of a large model one has so many channels that it
+  /// tells, and the gate judges in any case.
+  int64_t charge_batches() const { return is_large() ? 1 : 3; }
   /// Precision of the parameters' type: the coarsest if there are several.
   double epsilon() const { return epsilon_; }
   /// A charge relative to its terms below this is zero: what gradients of deep networks lose to
@@ -50,7 +58,9 @@ class Probe {
   void move_to(uint64_t batch) const;
   /// Gradients of a batch's loss at the point that belongs to it, as a table of the same names; zeros where the loss does not depend
   /// on a parameter.
-  Parameters gradients(uint64_t batch) const;
+  Parameters gradients(uint64_t batch) const { return gradients_of(params_, batch); }
+  /// The same of other parameters of the model, which are where they are.
+  Parameters gradients_of(const Parameters& others, uint64_t batch) const;
 
   /// Makes sure that the charges of at least so many batches are there.
   void draw(int64_t batches);
@@ -71,8 +81,9 @@ class Probe {
   bool is_small(size_t tensor) const;
   /// The inner product of every tensor and its gradient, [batches, tensors].
   at::Tensor totals() const;
-  /// Root of the mean square of the gradient over entries and batches.
-  double gradient_size(size_t tensor) const;
+  /// Root of the mean square of the gradient over entries and batches, times the size of the entries: how
+  /// much the loss depends on the tensor.
+  double influence(size_t tensor) const;
 
   /// Calls `use` with the gradients of the first few batches, the parameters being where they belong.
   void each_batch(int64_t batches,
@@ -85,6 +96,16 @@ class Probe {
   std::vector<double> relative_charges(const std::vector<Gauge>& gauges) const;
 
  private:
+  Probe(const Parameters& params, Evaluate evaluate, uint64_t seed, Restore restore);
+  /// A matrix, and the bias beside it: slots of equal size.
+  struct Pair {
+    size_t matrix;
+    size_t bias;
+  };
+  std::vector<Pair> pairs() const;
+  /// How large the entries of a tensor are where the probe goes.
+  double size_of(size_t tensor) const;
+
   Parameters params_;
   Evaluate evaluate_;
   Restore restore_;
@@ -92,10 +113,10 @@ class Probe {
   std::vector<Slot> slots_;
   double epsilon_ = 0;
   int64_t entries_ = 0;
+  /// The typical entry of each tensor.
+  std::vector<double> stored_;
   /// By what each tensor is multiplied.
   std::vector<double> growth_;
-  /// By how much its entries are moved then, at most.
-  std::vector<double> width_;
   /// Where the charges of a slot begin among those of all.
   std::vector<int64_t> scale_offset_;
   std::vector<int64_t> shift_offset_;

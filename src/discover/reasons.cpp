@@ -148,6 +148,21 @@ Answer tied_embedding(const Case& at, const Source&) {
   return {};
 }
 
+/// What of a tensor goes into the loss by itself: a norm, a sum of squares or of absolute values.
+Answer penalty(const Case& at, const Source&) {
+  for (const auto& leg : at.gauge.legs) {
+    const auto uses = at.graph.uses(leg.tensor);
+    const auto found = std::find_if(uses.begin(), uses.end(), [](const std::string& use) {
+      return use == "Pow" || use == "Abs" || use == "LinalgVectorNorm" || use == "Norm" ||
+             use == "Dot";
+    });
+    if (found == uses.end() || uses.size() < 2) continue;
+    return "a penalty in the loss sees the entries of " + quoted(leg.tensor) + " (" + *found +
+           "): leave it to weight_decay";
+  }
+  return {};
+}
+
 Answer soft_cap(const Case&, const Source& source) {
   if (!source.walk.reaches_loss || !has(source.walk.operations, {"Tanh"})) return {};
   return "soft cap: tanh between " + quoted(source.name) + " and the loss";
@@ -277,10 +292,13 @@ Answer other_blocks(const Case& at, const Source& source) {
 }
 
 /// In the order in which they are asked; the first answer counts.
-constexpr std::array kRules{
-    tied_embedding, soft_cap,         mean_not_subtracted, shifted_loss, residual_connection,
-    norm_between,   rotary_embedding, nonlinearity,        left_out,     used_twice,
-    degree,         other_blocks};
+constexpr std::array kRules{penalty,      tied_embedding,
+                            soft_cap,     mean_not_subtracted,
+                            shifted_loss, residual_connection,
+                            norm_between, rotary_embedding,
+                            nonlinearity, left_out,
+                            used_twice,   degree,
+                            other_blocks};
 
 std::vector<Source> sources(const Gauge& gauge, const Graph& graph) {
   std::vector<Source> all;

@@ -10,13 +10,27 @@
 namespace ddc {
 namespace {
 
-/// Columns whose entries in the projector are below this have nothing to do with each other.
+/// What is below this share of its row is no part of it.
 constexpr double link = 1e-4;
+/// What is sure of a column, as a share of the smallest that counts.
+constexpr double doubt = 1e-2;
+
+/// Columns take part in a relation with very different sizes (a bias beside a weight that reads inputs of
+/// 0 to 255). Unit columns with coefficients below this are rounding.
+double least_coefficient(double tolerance) { return std::sqrt(tolerance); }
+
+/// Up to where an entry of a row of a basis of the null space, or of its projector, is rounding.
+double zero_of_row(double norm, double tolerance) {
+  return std::max(doubt * least_coefficient(tolerance), link * norm);
+}
+
+at::Tensor row_norms(const at::Tensor& basis) { return basis.norm(2, {1}).contiguous(); }
+
 /// Components of more are not searched for their smallest relations.
 constexpr size_t most_bundles = 24;
 
 /// Sets of columns that the projector ties together.
-std::vector<std::vector<size_t>> components_of(const at::Tensor& projector) {
+std::vector<std::vector<size_t>> components_of(const at::Tensor& projector, double tolerance) {
   const auto size = static_cast<size_t>(projector.size(0));
   const auto* p = projector.const_data_ptr<double>();
   std::vector<size_t> root(size);
@@ -25,14 +39,21 @@ std::vector<std::vector<size_t>> components_of(const at::Tensor& projector) {
     while (root[i] != i) i = root[i] = root[root[i]];
     return i;
   };
+  // The norm of a row of the basis is the root of the projector's diagonal.
+  std::vector<double> norm;
+  for (size_t i = 0; i < size; ++i) norm.push_back(std::sqrt(std::max(p[i * size + i], 0.0)));
+  const double least = least_coefficient(tolerance);
   for (size_t i = 0; i < size; ++i) {
     for (size_t j = 0; j < i; ++j) {
-      if (std::abs(p[i * size + j]) > link) root[find(i)] = find(j);
+      if (norm[i] <= least || norm[j] <= least) continue;
+      const double zero =
+          std::max(doubt * least * std::max(norm[i], norm[j]), link * norm[i] * norm[j]);
+      if (std::abs(p[i * size + j]) > zero) root[find(i)] = find(j);
     }
   }
   std::vector<std::vector<size_t>> members(size);
   for (size_t i = 0; i < size; ++i) {
-    if (p[i * size + i] > link) members[find(i)].push_back(i);
+    if (norm[i] > least) members[find(i)].push_back(i);
   }
   std::vector<std::vector<size_t>> result;
   for (auto& set : members) {
@@ -46,8 +67,11 @@ at::Tensor index_of(const std::vector<size_t>& columns) {
 }
 
 /// The vector of the null space that vanishes outside of `support`, if there is exactly one.
-at::Tensor with_support(const at::Tensor& basis, const std::vector<size_t>& support) {
-  auto outside = basis.clone();
+at::Tensor with_support(const at::Tensor& basis, const std::vector<size_t>& support,
+                        double tolerance) {
+  // Rows as multiples of what is rounding in them.
+  const auto zero = (link * row_norms(basis)).clamp_min(zero_of_row(0, tolerance));
+  auto outside = basis * (link / zero).unsqueeze(1);
   outside.index_fill_(0, index_of(support), 0);
   const auto [u, sigma, v] = at::linalg_svd(outside, /*full_matrices=*/true);
   const int64_t dimension = basis.size(1);
@@ -58,14 +82,20 @@ at::Tensor with_support(const at::Tensor& basis, const std::vector<size_t>& supp
 
 /// Columns whose coefficients have the same ratio in all relations (the rows of a table): they take part
 /// together or not at all.
-std::vector<std::vector<size_t>> bundles_of(const at::Tensor& basis) {
-  const auto rows = basis / basis.norm(2, {1}, /*keepdim=*/true);
+std::vector<std::vector<size_t>> bundles_of(const at::Tensor& basis, double tolerance) {
+  const auto norms = row_norms(basis);
+  const auto rows = basis / norms.unsqueeze(1);
+  const auto zero = [&](int64_t i) {
+    const double norm = norms.const_data_ptr<double>()[i];
+    return zero_of_row(norm, tolerance) / norm;
+  };
   std::vector<std::vector<size_t>> bundles;
   for (int64_t i = 0; i < rows.size(0); ++i) {
     const auto found = std::find_if(bundles.begin(), bundles.end(), [&](const auto& bundle) {
       const auto& first = rows[static_cast<int64_t>(bundle.front())];
       const auto turn = (first * rows[i]).sum().sign();
-      return ((first * turn - rows[i]).norm() < link).template item<bool>();
+      const double same = zero(i) + zero(static_cast<int64_t>(bundle.front()));
+      return ((first * turn - rows[i]).norm() < same).template item<bool>();
     });
     if (found == bundles.end()) {
       bundles.push_back({static_cast<size_t>(i)});
@@ -77,8 +107,8 @@ std::vector<std::vector<size_t>> bundles_of(const at::Tensor& basis) {
 }
 
 /// Relations of the fewest bundles that span a null space of more than one dimension.
-std::vector<at::Tensor> smallest_supports(const at::Tensor& basis) {
-  const auto bundles = bundles_of(basis);
+std::vector<at::Tensor> smallest_supports(const at::Tensor& basis, double tolerance) {
+  const auto bundles = bundles_of(basis, tolerance);
   const auto size = bundles.size();
   std::vector<at::Tensor> found;
   if (size > most_bundles) return found;
@@ -91,7 +121,7 @@ std::vector<at::Tensor> smallest_supports(const at::Tensor& basis) {
       for (size_t i = 0; i < size; ++i) {
         if (chosen[i]) support.insert(support.end(), bundles[i].begin(), bundles[i].end());
       }
-      const auto vector = with_support(basis, support);
+      const auto vector = with_support(basis, support, tolerance);
       if (!vector.defined()) continue;
       auto all = found;
       all.push_back(vector / vector.norm());
@@ -113,13 +143,14 @@ std::vector<Relation> relations_among(const at::Tensor& columns, const at::Tenso
   const auto basis = null_basis(columns.index_select(1, index), tolerance);
   if (basis.size(1) == 0) return result;
   const auto projector = basis.matmul(basis.t()).contiguous();
-  for (const auto& component : components_of(projector)) {
+  for (const auto& component : components_of(projector, tolerance)) {
     const auto part = projector.index_select(0, index_of(component));
     const auto [u, sigma, v] = at::linalg_svd(part, /*full_matrices=*/false);
     const int64_t dimension = (sigma > 0.5).sum().item<int64_t>();
     const auto local = u.narrow(1, 0, dimension).contiguous();
-    const auto vectors =
-        dimension == 1 ? std::vector<at::Tensor>{local.select(1, 0)} : smallest_supports(local);
+    const auto vectors = dimension == 1 ? std::vector<at::Tensor>{local.select(1, 0)}
+                                        : smallest_supports(local, tolerance);
+    const auto size_of_row = row_norms(local);
     for (const auto& vector : vectors) {
       const auto coefficients =
           (vector / norms.index_select(0, index.index_select(0, index_of(component)))).contiguous();
@@ -127,7 +158,8 @@ std::vector<Relation> relations_among(const at::Tensor& columns, const at::Tenso
       Relation relation;
       double smallest = 0;
       for (size_t k = 0; k < component.size(); ++k) {
-        if (std::abs(unit.const_data_ptr<double>()[k]) < link) continue;
+        const double zero = zero_of_row(size_of_row.const_data_ptr<double>()[k], tolerance);
+        if (std::abs(unit.const_data_ptr<double>()[k]) < zero) continue;
         const double coefficient = coefficients.const_data_ptr<double>()[k];
         relation.columns.push_back(members[component[k]]);
         relation.coefficients.push_back(coefficient);
@@ -141,6 +173,8 @@ std::vector<Relation> relations_among(const at::Tensor& columns, const at::Tenso
 }
 
 }  // namespace
+
+double coefficient_tolerance(double zero) { return std::max(1e-3, 100 * zero); }
 
 at::Tensor null_basis(const at::Tensor& columns, double tolerance) {
   const auto triangle = std::get<1>(at::linalg_qr(columns, "r"));

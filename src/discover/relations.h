@@ -37,6 +37,10 @@ std::vector<Relation> sparse_relations(const at::Tensor& columns,
                                        const std::vector<size_t>& position,
                                        const RelationOptions& options = {});
 
+/// By how much coefficients of columns of unit norm may be off that ought to be simple numbers, where
+/// charges below `zero` are: small columns beside large ones lose digits.
+double coefficient_tolerance(double zero);
+
 /// An orthonormal basis of the null space, [columns, dimension], of columns of unit norm.
 at::Tensor null_basis(const at::Tensor& columns, double tolerance);
 

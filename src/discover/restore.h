@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
+#include <utility>
 #include <vector>
 
 #include "ddc/gauge/gauge.h"
@@ -16,7 +17,14 @@ class Restore {
   explicit Restore(const Parameters& params) : params_(params) {
     for (const auto& [name, tensor] : params) saved_.push_back(tensor.detach().clone());
   }
+  /// With copies that somebody has already.
+  Restore(const Parameters& params, std::vector<at::Tensor> saved)
+      : params_(params), saved_(std::move(saved)) {}
   ~Restore() { now(); }
+  /// Nothing is left to restore of what was moved from.
+  Restore(Restore&& other) noexcept
+      : params_(std::exchange(other.params_, {})), saved_(std::exchange(other.saved_, {})) {}
+  Restore& operator=(Restore&&) = delete;
   Restore(const Restore&) = delete;
   Restore& operator=(const Restore&) = delete;
 
@@ -29,6 +37,16 @@ class Restore {
   const Parameters& params() const { return params_; }
   /// In the order of the table.
   const std::vector<at::Tensor>& saved() const { return saved_; }
+  /// Of some of the parameters, in the order of theirs.
+  std::vector<at::Tensor> saved_of(const Parameters& some) const {
+    std::vector<at::Tensor> result;
+    size_t k = 0;
+    for (const auto& [name, tensor] : params_) {
+      if (some.contains(name)) result.push_back(saved_[k]);
+      ++k;
+    }
+    return result;
+  }
 
  private:
   Parameters params_;

@@ -56,14 +56,29 @@ at::Tensor values_of(const Search& search, const View& view, const Column& colum
 /// The nearest multiple of one half, if it is near.
 std::optional<double> as_exponent(double value, double zero) {
   const double nearest = std::round(2 * value) / 2;
-  const double tolerance = std::max(1e-6, 100 * zero);
-  if (nearest == 0 || std::abs(value - nearest) > tolerance * std::abs(nearest)) return {};
+  if (nearest == 0) return {};
+  if (std::abs(value - nearest) > coefficient_tolerance(zero) * std::abs(nearest)) return {};
   return nearest;
 }
 
-/// The pieces of a relation, if its coefficients can be those of a group.
+/// Whether two pieces, of so many channels, have indices in common: what has a single large entry looks as
+/// if each of its axes did what the other does.
+bool overlap(const std::vector<Piece>& pieces, int64_t size) {
+  for (size_t a = 0; a < pieces.size(); ++a) {
+    for (size_t b = 0; b < a; ++b) {
+      if (pieces[a].slot == pieces[b].slot &&
+          pieces[a].first < pieces[b].first + size * pieces[b].run &&
+          pieces[b].first < pieces[a].first + size * pieces[a].run) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+/// The pieces of a relation, if its coefficients can be those of a group of so many channels.
 std::optional<std::vector<Piece>> pieces_of(const Search& search, const Relation& relation,
-                                            const std::vector<Column>& columns) {
+                                            const std::vector<Column>& columns, int64_t size) {
   double smallest = 0;
   std::map<size_t, double> of_gradient;
   for (size_t k = 0; k < relation.columns.size(); ++k) {
@@ -97,7 +112,7 @@ std::optional<std::vector<Piece>> pieces_of(const Search& search, const Relation
   // rotary planes.
   const bool only_runs =
       std::all_of(pieces.begin(), pieces.end(), [](const Piece& piece) { return piece.run > 1; });
-  if (!of_gradient.empty() || pieces.size() < 2 || only_runs) return {};
+  if (!of_gradient.empty() || pieces.size() < 2 || only_runs || overlap(pieces, size)) return {};
   return pieces;
 }
 
@@ -213,7 +228,7 @@ bool find_at(Search& search, const Cut& cut) {
   std::map<Signature, std::vector<std::vector<Piece>>> of_signature;
   std::vector<Signature> order;
   for (const auto& relation : relations) {
-    auto pieces = pieces_of(search, relation, columns);
+    auto pieces = pieces_of(search, relation, columns, cut.view.size);
     if (!pieces) continue;
     orient_(search, *pieces);
     const auto signature = signature_of(*pieces);
@@ -244,6 +259,33 @@ void Search::find_scales() {
     if (slot.size > 1) lengths.insert(slot.size);
   }
   for (const int64_t n : descending(lengths)) find_at(*this, {.view = {.size = n}});
+}
+
+/// Rows of a tensor whose length the network forgets by itself, as under weight normalisation.
+void Search::find_lone_scales() {
+  std::vector<Gauge> candidates;
+  for (size_t k = 0; k < probe.slots().size(); ++k) {
+    const auto& here = slot(k);
+    const auto& tensor = tensor_of(k);
+    if (tensor.tensor.dim() < 2 || here.size < 2 || is_null(here.tensor)) continue;
+    if (tensor.tensor.numel() == here.size || !is_free(k, 0, here.size)) continue;
+    // Of terms with random signs the sum would be so large.
+    const double terms =
+        static_cast<double>(tensor.tensor.numel()) / static_cast<double>(here.size);
+    const double charge = std::sqrt(probe.scale_charge(k).square().mean().item<double>());
+    if (charge > 1e-3 * probe.influence(here.tensor) * std::sqrt(terms)) continue;
+    Gauge gauge;
+    gauge.name = tensor.name + ":length";
+    gauge.kind = "length";
+    gauge.action = Action::scale;
+    gauge.channels = here.size;
+    gauge.legs = {{.tensor = tensor.name, .axis = here.axis}};
+    candidates.push_back(std::move(gauge));
+  }
+  const auto charges = probe.relative_charges(candidates);
+  for (size_t k = 0; k < candidates.size(); ++k) {
+    if (charges[k] <= probe.zero()) gauges.push_back(std::move(candidates[k]));
+  }
 }
 
 Gauge scale_gauge(const Search& search, const ScaleMatch& match) {

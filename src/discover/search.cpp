@@ -7,14 +7,15 @@
 
 namespace ddc {
 
-Search::Search(Probe& probe_, Hints hints_) : probe(probe_), hints(std::move(hints_)) {
+Search::Search(Probe& probe_, const Parameters& everything_, const Stacks& stacks_, Hints hints_)
+    : probe(probe_), everything(everything_), stacks(stacks_), hints(std::move(hints_)) {
   for (const auto& slot : probe.slots()) used.emplace_back(slot.size, false);
   probe.draw(4);
   std::vector<double> sizes;
-  for (size_t k = 0; k < probe.params().size(); ++k) sizes.push_back(probe.gradient_size(k));
+  for (size_t k = 0; k < probe.params().size(); ++k) sizes.push_back(probe.influence(k));
   auto sorted = sizes;
   std::sort(sorted.begin(), sorted.end());
-  // Rounding of a sum that cancels, beside what gradients usually are.
+  // Rounding of a sum that cancels, beside what losses usually depend on.
   const double rounding = 100 * probe.epsilon() * sorted[sorted.size() / 2];
   for (const double size : sizes) null_.push_back(size <= rounding);
 }

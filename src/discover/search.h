@@ -9,6 +9,7 @@
 #include "ddc/gauge/channel_map.h"
 #include "ddc/gauge/gauge.h"
 #include "probe.h"
+#include "stacks.h"
 
 // The search, in the order in which it runs. Each stage reads charges, leaves candidates, and marks the
 // axes it has explained, so that later stages look at what is left.
@@ -79,9 +80,12 @@ struct Gain {
 
 /// The state of the search: what is known so far.
 struct Search {
-  Search(Probe& probe_, Hints hints_);
+  /// `everything`: the parameters of the model, of which the probe may have those of some layers only.
+  Search(Probe& probe_, const Parameters& everything_, const Stacks& stacks_, Hints hints_);
 
   Probe& probe;
+  const Parameters& everything;
+  const Stacks& stacks;
   Hints hints;
   /// Per slot and index: a scale or a matrix group acts there.
   std::vector<std::vector<bool>> used;
@@ -121,6 +125,7 @@ struct Search {
   void find_gain_gauges();
   void find_exchanges();
   void find_residual_rotation();
+  void find_lone_scales();
 
   /// What similar models have and this one, by its charges, has not: gauges for the list of what was
   /// refused. Of those that layers have in common the first. `classes`: the length of the outputs' last
@@ -128,6 +133,8 @@ struct Search {
   std::vector<Gauge> expected(int64_t classes) const;
 
  private:
+  void find_rotation_of_stream(int64_t size);
+
   std::vector<bool> null_;
   /// Scales that `find_blocks` has looked at.
   size_t blocks_done_ = 0;

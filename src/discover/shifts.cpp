@@ -251,7 +251,7 @@ void Search::find_shifts() {
         const auto& addend = columns[relation.columns[k]];
         rows = rows || !is_vector(addend.slot);
         const double coefficient = relation.coefficients[k];
-        units = units && std::abs(std::abs(coefficient) - 1) < 1e-6 + 100 * probe.zero();
+        units = units && std::abs(std::abs(coefficient) - 1) < coefficient_tolerance(probe.zero());
         exchange.rows_of_slot[addend.slot][addend.row] = coefficient > 0 ? 1 : -1;
       }
       if (!units || exchange.rows_of_slot.size() < 2) continue;

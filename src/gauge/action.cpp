@@ -109,9 +109,11 @@ std::map<std::string, at::Tensor> moved(const Gauge& gauge, const GroupElement& 
     if (leg.through.empty()) {
       // Two legs of one gauge on one tensor act one after the other.
       const bool again = result.count(leg.tensor) > 0;
-      const auto base = (again && !tangent ? current(leg.tensor) : weight) + leg.offset;
+      // Copies of an embedding in float64 are a large part of a model.
+      auto base = again && !tangent ? current(leg.tensor) : weight;
+      if (leg.offset != 0) base = base + leg.offset;
       auto value = moved(gauge, leg, element, base, tangent);
-      if (!tangent) value = value - leg.offset;
+      if (!tangent && leg.offset != 0) value = value - leg.offset;
       result[leg.tensor] = again && tangent ? current(leg.tensor) + value : value;
       continue;
     }
@@ -304,7 +306,10 @@ Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parame
   };
   for (size_t k = 0; k < gauge.legs.size(); ++k) {
     const auto& leg = gauge.legs[k];
-    auto weight = value_of(params, leg.tensor) + leg.offset;
+    // A shift charges the gradient alone.
+    const bool weighted = gauge.action != Action::shift;
+    auto weight = weighted ? value_of(params, leg.tensor) : at::Tensor();
+    if (weighted && leg.offset != 0) weight = weight + leg.offset;
     if (gauge.action == Action::exchange && k > 0) {
       const auto terms = weight.dim() == 1
                              ? -value_of(gradients, leg.tensor)
@@ -314,7 +319,8 @@ Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parame
       continue;
     }
     const auto gradient = seen_gradient(leg, params, gradients);
-    if (!leg.through.empty()) weight = weight * gain_of(leg, params);
+    if (!leg.through.empty() && gauge.action != Action::shift)
+      weight = weight * gain_of(leg, params);
     if (gauge.mixes()) {
       const auto map = block_map_of(gauge, leg, weight);
       const auto x = map.take(weight);
@@ -327,13 +333,16 @@ Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parame
     }
     if (gauge.action == Action::scale) {
       const auto map = map_of(gauge, leg, weight);
-      const auto terms = gradient * weight * leg.exponent;
-      add(map.scatter_all(terms), map.scatter_all(terms.abs()));
+      auto terms = gradient * weight;
+      terms.mul_(leg.exponent);
+      charge.value += map.scatter_all(terms).to(charge.value.device());
+      charge.scale += map.scatter_all(terms.abs_()).to(charge.scale.device());
     } else {
       const int64_t more = charge.value.dim() - gradient.dim();
-      const auto map = map_of(gauge, leg, weight, more);
-      const auto terms = with_more_axes(gradient, more) * leg.exponent;
-      add(map.scatter(terms), map.scatter(terms.abs()));
+      const auto map = map_of(gauge, leg, gradient, more);
+      auto terms = with_more_axes(gradient, more) * leg.exponent;
+      charge.value += map.scatter(terms).to(charge.value.device());
+      charge.scale += map.scatter(terms.abs_()).to(charge.scale.device());
     }
   }
   if (gauge.fixes_ones) {

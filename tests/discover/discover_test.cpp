@@ -99,8 +99,9 @@ TEST(Discover, DoesNotDependOnItsSeedAndDoesNotBelieveHints) {
 TEST(Discover, SaysWhatItDoes) {
   const TwoLayers net;
   std::vector<std::string> stages;
-  discover(net.params, net.evaluate(),
-           {.progress = [&](const std::string& stage) { stages.push_back(stage); }});
+  discover(net.params, net.evaluate(), {.progress = [&](const std::string& stage, size_t, size_t) {
+             stages.push_back(stage);
+           }});
   EXPECT_THAT(stages, Contains("charges"));
   EXPECT_THAT(stages, Contains("gate"));
 }

@@ -39,6 +39,19 @@ def test_a_family_trains_the_same_wherever_on_its_orbit_it_starts(family: famili
     assert row in (ROOT / "docs" / "families.md").read_text()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("family", families.MORE, ids=lambda family: family.name)
+def test_more_families_have_what_the_table_says(family: families.Family) -> None:
+    model = families.build(family)
+    group = ddc.discover(model, family.loss)
+
+    assert families.found(group) == family.expected
+    assert group.residual <= group.tolerance < 1e-11
+    parameters = sum(tensor.numel() for tensor in model.parameters())
+    row = f"| {family.name} | {parameters} | {len(group.gauges)} | {group.dimension} |"
+    assert row in (ROOT / "docs" / "families.md").read_text()
+
+
 def test_weights_as_small_as_usual_show_the_same_symmetries() -> None:
     llama = next(family for family in families.FAMILIES if family.name == "Llama")
     make = families.causal("Llama", **families.LLAMA | dict(initializer_range=0.02))

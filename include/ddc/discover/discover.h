@@ -27,8 +27,9 @@ struct DiscoverOptions {
   /// initialisation. Exact up to so many parameters, an estimate above.
   bool completeness = false;
   int64_t exact_up_to = 3500;
-  /// Called with what is being done, for progress on a terminal.
-  std::function<void(const std::string& stage)> progress = nullptr;
+  /// Called with what is being done, for progress on a terminal: a stage, and how much of it is done, of
+  /// how much; 0 of 0 where nobody knows.
+  std::function<void(const std::string& stage, size_t done, size_t all)> progress = nullptr;
 };
 
 /// Finds the symmetries of a model from its gradients.
@@ -41,6 +42,9 @@ struct DiscoverOptions {
 /// Parameters that do not require gradients are held fixed. While it runs the parameters are moved to
 /// where nothing is zero or one by initialisation; they are back, bit for bit, when it returns or
 /// throws. Gradients (`.grad`) are not touched.
+///
+/// If `evaluate` throws Interrupted, what has passed the gate until then is returned, with a note; before
+/// anything has, the exception goes on.
 SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
                        const DiscoverOptions& options = {});
 

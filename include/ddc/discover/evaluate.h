@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <utility>
 
@@ -30,6 +31,11 @@ struct Evaluation {
 ///       return ddc::Evaluation(at::cross_entropy_loss(logits, targets), logits);
 ///     };
 using Evaluate = std::function<Evaluation(uint64_t batch)>;
+
+/// What an `evaluate` throws if its user wants no more evaluations.
+struct Interrupted : std::exception {
+  const char* what() const noexcept override { return "interrupted"; }
+};
 
 /// For a loss that draws its batch from torch's default generator (the CPU's): seeds it with the number of the
 /// batch before every call, and leaves it as it was.
