@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src testbeds experiments cli examples tests python -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel python test test-long demo experiments results figures discovery-cost step-memory generated families fine-tune asan fuzz coverage format lint clean
+.PHONY: help setup build wheel python test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune asan fuzz coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -46,6 +46,11 @@ results: build/release/build.ninja  ## run all experiments in full (many hours; 
 	@scripts/setup.sh data
 	cmake --build --preset release -j $(JOBS) --target ddc_cli
 	scripts/results.sh
+
+bench: build/release/build.ninja  ## time the kernels beside torch's fused AdamW
+	cmake --build --preset release -j $(JOBS) --target kernels_benchmark
+	OMP_NUM_THREADS=1 build/release/benchmarks/kernels_benchmark
+	OMP_NUM_THREADS=2 build/release/benchmarks/kernels_benchmark
 
 figures: build/release/build.ninja  ## print the measured figures of the README
 	cmake --build --preset release -j $(JOBS) --target figures

@@ -1,6 +1,6 @@
 // Kernels of a step beside torch's fused AdamW, on tensors of the same sizes.
 //
-//     build/release/benchmarks/kernels [--benchmark_filter=...]
+//     make bench
 //
 // Bytes are those that have to be moved; one thread unless OMP_NUM_THREADS says otherwise.
 
@@ -40,9 +40,15 @@ struct Model {
   std::vector<kernels::PassEntry> pass(std::vector<kernels::Edges>* edges = nullptr) const {
     std::vector<kernels::PassEntry> result;
     for (size_t i = 0; i < weights.size(); ++i) {
-      result.push_back({weights[i], gradients[i], {first[i], second[i]},
-                        kernels::AdamConstants{.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8,
-                                               .weight_decay = 1e-2, .correction1 = 0.1,
+      result.push_back({weights[i],
+                        gradients[i],
+                        {first[i], second[i]},
+                        kernels::AdamConstants{.lr = 1e-4,
+                                               .beta1 = 0.9,
+                                               .beta2 = 0.999,
+                                               .eps = 1e-8,
+                                               .weight_decay = 1e-2,
+                                               .correction1 = 0.1,
                                                .correction2 = 1e-3},
                         edges == nullptr ? nullptr : &(*edges)[i]});
     }

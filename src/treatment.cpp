@@ -45,7 +45,8 @@ OptionList Treatment::options() {
        "rotation of a residual stream at the canonical place, unless every is given"},
       {"every", every,
        "steps between two moves back to the section, at the canonical place (project=never: none); "
-       "default: 10 for rotations and linear gauges (rotary planes under a rule that steps in one pass: 1), "
+       "default: 10 for rotations and linear gauges (rotary planes under a rule that steps in one "
+       "pass: 1), "
        "1 for others",
        at_least(1)},
       {"decay_held", decay_held,

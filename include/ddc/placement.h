@@ -94,10 +94,10 @@ class Placement {
   /// Before a step, of tensors that have a gradient and can be stepped by a pass; in the parameters' order.
   /// Returns whether any of it goes in one pass.
   bool open_(const std::vector<bool>& can_step);
-  /// Whether a tensor is stepped in one pass with its moves: a matrix with edges, a vector (null edges) with
-  /// this gradient.
+  /// Whether a tensor is stepped in one pass with its moves: a matrix goes through edges, a vector has none.
   bool is_open(size_t parameter) const;
   kernels::Edges* edges(size_t parameter);
+  /// The gradient to step with, of a tensor that was moved before the step; undefined for the parameter's own.
   at::Tensor gradient(size_t parameter) const;
   /// Between the steps of vectors and of matrices.
   void fold_();

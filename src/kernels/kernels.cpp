@@ -237,9 +237,8 @@ DDC_INLINE T stretch(const Rule& rule, const T* from, T* to, const T* g, T* m, T
                ? stretch_loop<true, false, false>(rule, from, to, g, m, v, f, count)
                : stretch_loop<true, false, true>(rule, from, to, g, m, v, f, count);
   }
-  return f.squares == nullptr
-             ? stretch_loop<true, true, false>(rule, from, to, g, m, v, f, count)
-             : stretch_loop<true, true, true>(rule, from, to, g, m, v, f, count);
+  return f.squares == nullptr ? stretch_loop<true, true, false>(rule, from, to, g, m, v, f, count)
+                              : stretch_loop<true, true, true>(rule, from, to, g, m, v, f, count);
 }
 
 /// Two rows that turn together, and what the step has turned them by.
@@ -460,8 +459,7 @@ class RowsLoop {
 
   /// Takes the mean off a row, all of which has been stored a moment ago.
   DDC_INLINE void centre(int64_t row) const {
-    const auto mean =
-        static_cast<T>(e_.row_dots[0].sums[row] / static_cast<double>(e_.columns));
+    const auto mean = static_cast<T>(e_.row_dots[0].sums[row] / static_cast<double>(e_.columns));
     for (int64_t from = 0; from < e_.columns; from += kChunk) {
       const int64_t count = std::min(kChunk, e_.columns - from);
       T* y = matrix_.weights + row * e_.columns + from;
@@ -603,25 +601,25 @@ DDC_INLINE void scale_loop(const Matrix<T>& x, const T* __restrict row, const T*
 DDC_FOR(float)
 DDC_FOR(double)
 
-#define DDC_STEP(S, T, CONSTANTS)                                                                   \
-  DDC_CLONES void step_(const Stepped<S, T>& tensor, int64_t begin, int64_t end,                    \
-                        const CONSTANTS& constants) {                                               \
-    with_rule<T>(constants, tensor.first != nullptr, [&](const auto& rule) DDC_ALWAYS {             \
-      flat_loop(rule, tensor.weights, tensor.gradient, tensor.first, tensor.second, begin, end);    \
-    });                                                                                             \
+#define DDC_STEP(S, T, CONSTANTS)                                                                \
+  DDC_CLONES void step_(const Stepped<S, T>& tensor, int64_t begin, int64_t end,                 \
+                        const CONSTANTS& constants) {                                            \
+    with_rule<T>(constants, tensor.first != nullptr, [&](const auto& rule) DDC_ALWAYS {          \
+      flat_loop(rule, tensor.weights, tensor.gradient, tensor.first, tensor.second, begin, end); \
+    });                                                                                          \
   }
-#define DDC_ROWS(T, CONSTANTS)                                                                      \
-  DDC_CLONES void step_rows_(const Stepped<T, T>& matrix, const RowEdges<T>& edges, int64_t begin,  \
-                             int64_t end, const CONSTANTS& constants) {                             \
-    with_rule<T>(constants, matrix.first != nullptr, [&](const auto& rule) DDC_ALWAYS {             \
-      RowsLoop(rule, matrix, edges, stores(constants)).run(begin, end);                             \
-    });                                                                                             \
+#define DDC_ROWS(T, CONSTANTS)                                                                     \
+  DDC_CLONES void step_rows_(const Stepped<T, T>& matrix, const RowEdges<T>& edges, int64_t begin, \
+                             int64_t end, const CONSTANTS& constants) {                            \
+    with_rule<T>(constants, matrix.first != nullptr, [&](const auto& rule) DDC_ALWAYS {            \
+      RowsLoop(rule, matrix, edges, stores(constants)).run(begin, end);                            \
+    });                                                                                            \
   }
 #define DDC_TYPE(S, T, BITS, EXPONENT)                       \
   DDC_STEP(S, T, AdamConstants)                              \
   DDC_STEP(S, T, SgdConstants)                               \
   DDC_CLONES bool all_finite(const S* data, int64_t count) { \
-    return finite_loop<BITS>(data, count, BITS{EXPONENT});      \
+    return finite_loop<BITS>(data, count, BITS{EXPONENT});   \
   }
 DDC_TYPE(float, float, uint32_t, 0x7f800000U)
 DDC_TYPE(double, double, uint64_t, 0x7ff0000000000000ULL)

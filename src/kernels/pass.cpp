@@ -66,8 +66,7 @@ class Rows {
     }
     edges_.row_squares.assign(edges_.wants_row_squares ? rows() : 0, 0);
     edges_.overlaps.assign(edges_.wants_overlaps ? edges_.items.size() : 0, {0, 0});
-    const int64_t items =
-        edges_.items.empty() ? size_ : static_cast<int64_t>(edges_.items.size());
+    const int64_t items = edges_.items.empty() ? size_ : static_cast<int64_t>(edges_.items.size());
     const int64_t least = std::max<int64_t>(1, kShare / std::max<int64_t>(1, columns_));
     per_part_ = std::max((items + kParts - 1) / kParts, least);
     if (sums_columns()) {
@@ -131,8 +130,7 @@ class Rows {
     const auto total = [&](bool wanted, size_t place, std::vector<double>& sums) {
       sums.assign(wanted ? static_cast<size_t>(columns_) : 0, 0);
       for (size_t part = 0; wanted && part < parts_.size(); ++part) {
-        const double* own =
-            &parts_of_columns_[(3 * part + place) * static_cast<size_t>(columns_)];
+        const double* own = &parts_of_columns_[(3 * part + place) * static_cast<size_t>(columns_)];
         for (size_t j = 0; j < sums.size(); ++j) sums[j] += own[j];
       }
     };

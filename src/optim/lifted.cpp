@@ -156,9 +156,9 @@ void LiftedOptimizer::bind_(const std::vector<GroupedParameter>& parameters) {
     for (const auto& [name, tensor] : start == Start::anywhere ? table : Parameters()) {
       if (moved.contains(name)) found_.add(name, tensor.detach().clone());
     }
-    placement_ = std::make_unique<Placement>(table, gauges_,
-                                             Treatments(treatments_).in_one_pass(abilities().in_place),
-                                             start, abilities().in_place);
+    placement_ = std::make_unique<Placement>(
+        table, gauges_, Treatments(treatments_).in_one_pass(abilities().in_place), start,
+        abilities().in_place);
   }
   versions_ = versions();
 }

@@ -81,8 +81,9 @@ bool Deferred::take_scale(const Plan& plan, size_t k) {
     const auto axis = static_cast<size_t>(leg.map.axis());
     const size_t entry = entry_of(plan, leg.tensor);
     entries_[entry].scaled[axis] = true;
-    scale.legs.push_back({entry, axis, leg.exponent,
-                          channels_of(gauge.gauge, gauge.gauge.legs[l], entries_[entry].size(axis))});
+    scale.legs.push_back(
+        {entry, axis, leg.exponent,
+         channels_of(gauge.gauge, gauge.gauge.legs[l], entries_[entry].size(axis))});
   }
   scales_.push_back(std::move(scale));
   return true;
@@ -179,7 +180,8 @@ bool Deferred::take_planes(const Plan& plan, size_t k) {
   if (gauge.gauge.action != Action::rotation || gauge.gauge.block != 2 || gauge.gauge.fixes_ones) {
     return false;
   }
-  Planes planes{k, std::vector<std::vector<Planes::Pair>>(static_cast<size_t>(gauge.gauge.blocks()))};
+  Planes planes{k,
+                std::vector<std::vector<Planes::Pair>>(static_cast<size_t>(gauge.gauge.blocks()))};
   std::map<size_t, std::vector<std::array<int64_t, 2>>> items;
   for (size_t l = 0; l < gauge.legs.size(); ++l) {
     const auto& leg = gauge.legs[l];
@@ -195,7 +197,8 @@ bool Deferred::take_planes(const Plan& plan, size_t k) {
     const auto channel_of = channels_of(gauge.gauge, own, entries_[entry].size(0));
     std::vector<std::vector<int64_t>> members(static_cast<size_t>(gauge.gauge.channels));
     for (size_t i = 0; i < channel_of.size(); ++i) {
-      if (channel_of[i] >= 0) members[static_cast<size_t>(channel_of[i])].push_back(static_cast<int64_t>(i));
+      if (channel_of[i] >= 0)
+        members[static_cast<size_t>(channel_of[i])].push_back(static_cast<int64_t>(i));
     }
     for (size_t plane = 0; plane < planes.pairs.size(); ++plane) {
       const auto& first = members[2 * plane];
@@ -232,7 +235,8 @@ void Deferred::find_coupling() {
       if (other.folded || &other == &scale) continue;
       for (const auto& leg : scale.legs) {
         for (const auto& by : other.legs) {
-          scale.coupled |= leg.entry == by.entry && entries_[leg.entry].is_matrix() && leg.axis != by.axis;
+          scale.coupled |=
+              leg.entry == by.entry && entries_[leg.entry].is_matrix() && leg.axis != by.axis;
         }
       }
     }
@@ -276,10 +280,12 @@ std::optional<Deferred> Deferred::make(const Plan& plan, const std::vector<size_
   }
   for (const size_t k : exchanges) complete = complete && result.take_exchange(plan, k);
   for (const size_t k : gauges) {
-    if (plan.gauges[k].gauge.action == Action::shift) complete = complete && result.take_shift(plan, k);
+    if (plan.gauges[k].gauge.action == Action::shift)
+      complete = complete && result.take_shift(plan, k);
   }
   for (const size_t k : gauges) {
-    if (planes && complete && plan.gauges[k].treatment.every.value_or(1) == 1) result.take_planes(plan, k);
+    if (planes && complete && plan.gauges[k].treatment.every.value_or(1) == 1)
+      result.take_planes(plan, k);
   }
   if (result.scales_.empty() && result.shifts_.empty() && result.planes_.empty() &&
       result.exchanges_.empty()) {
@@ -306,7 +312,8 @@ std::optional<Deferred> Deferred::make(const Plan& plan, const std::vector<size_
 }
 
 bool Deferred::turns(size_t k) const {
-  return complete_ && std::ranges::any_of(planes_, [&](const Planes& each) { return each.gauge == k; });
+  return complete_ &&
+         std::ranges::any_of(planes_, [&](const Planes& each) { return each.gauge == k; });
 }
 
 std::vector<size_t> Deferred::tensors() const {
@@ -346,7 +353,8 @@ std::vector<double> Deferred::values(const Entry& vector) {
 void Deferred::write_(Entry& vector, const std::vector<double>& values) {
   if (vector.weights.scalar_type() == at::kFloat) {
     auto* data = vector.weights.mutable_data_ptr<float>();
-    for (size_t i = 0; i < values.size(); ++i) data[i] = static_cast<float>(values[i] - vector.offset);
+    for (size_t i = 0; i < values.size(); ++i)
+      data[i] = static_cast<float>(values[i] - vector.offset);
   } else {
     auto* data = vector.weights.mutable_data_ptr<double>();
     for (size_t i = 0; i < values.size(); ++i) data[i] = values[i] - vector.offset;
@@ -400,11 +408,11 @@ bool Deferred::Entry::is_pending() const {
 }
 
 void Deferred::forget_(Entry& entry) {
-  for (auto* values : {&entry.edges.rows, &entry.edges.columns, &entry.edges.row_shift,
-                       &entry.edges.row_pattern, &entry.edges.column_shift,
-                       &entry.edges.column_pattern, &entry.edges.out_rows,
-                       &entry.edges.out_columns, &entry.edges.centre_pattern, &entry.measured[0], &entry.measured[1],
-                       &entry.means[0], &entry.means[1]}) {
+  for (auto* values :
+       {&entry.edges.rows, &entry.edges.columns, &entry.edges.row_shift, &entry.edges.row_pattern,
+        &entry.edges.column_shift, &entry.edges.column_pattern, &entry.edges.out_rows,
+        &entry.edges.out_columns, &entry.edges.centre_pattern, &entry.measured[0],
+        &entry.measured[1], &entry.means[0], &entry.means[1]}) {
     values->clear();
   }
   entry.edges.turns.clear();
@@ -447,8 +455,8 @@ void Deferred::want_(const IsDue& is_due, bool in_step) {
       auto& entry = entries_[leg.entry];
       if (!entry.is_matrix()) continue;
       auto& dots = leg.axis == 0 ? entry.edges.column_dots : entry.edges.row_dots;
-      dots[kOfShift].weights =
-          shift.gain ? current(entries_[*shift.gain]) : std::vector<double>(entry.size(leg.axis), 1);
+      dots[kOfShift].weights = shift.gain ? current(entries_[*shift.gain])
+                                          : std::vector<double>(entry.size(leg.axis), 1);
       if (in_step && shift.is_made_in_pass()) {
         entry.edges.centre_pattern = inverses(dots[kOfShift].weights);
       }
@@ -476,7 +484,8 @@ void Deferred::fold_(const std::vector<GaugeState>& states, const IsDue& is_due)
     for (size_t i = 0; i < left.size(); ++i) {
       const int64_t c = exchange.channel_of[i];
       if (c < 0) continue;
-      if (by_channel.size() <= static_cast<size_t>(c)) by_channel.resize(static_cast<size_t>(c) + 1);
+      if (by_channel.size() <= static_cast<size_t>(c))
+        by_channel.resize(static_cast<size_t>(c) + 1);
       by_channel[static_cast<size_t>(c)] = std::exchange(left[i], 0);
     }
     write_(source, left);
@@ -549,7 +558,8 @@ void Deferred::find_(const std::vector<GaugeState>& states, const IsDue& is_due)
   balance_(states, is_due);
 }
 
-double Deferred::collect_(const std::vector<size_t>& gauges, const std::vector<GaugeState>& states) {
+double Deferred::collect_(const std::vector<size_t>& gauges,
+                          const std::vector<GaugeState>& states) {
   double largest = 0;
   for (auto& scale : scales_) {
     if (std::ranges::count(gauges, scale.gauge) == 0) continue;
@@ -584,7 +594,8 @@ void Deferred::measure_(const std::vector<size_t>& entries) {
     if (!complete_ && entry.gain) {
       // Gains that are not folded count in what is seen through them.
       edges = &seen.emplace(e, entry.edges).first->second;
-      multiply_(entry.gain_axis == 0 ? edges->rows : edges->columns, current(entries_[*entry.gain]));
+      multiply_(entry.gain_axis == 0 ? edges->rows : edges->columns,
+                current(entries_[*entry.gain]));
     }
     pass.push_back({entry.weights, {}, {}, kernels::MoveConstants{.store = false}, edges});
   }
@@ -893,7 +904,8 @@ void Deferred::publish_() {
     }
     if (!entry.turned) continue;
     for (size_t i = 0; i < entry.edges.items.size(); ++i) {
-      const auto turn = entry.edges.turns.empty() ? std::array<double, 2>{1, 0} : entry.edges.turns[i];
+      const auto turn =
+          entry.edges.turns.empty() ? std::array<double, 2>{1, 0} : entry.edges.turns[i];
       to = std::ranges::copy(turn, to).out;
     }
   }
@@ -908,8 +920,11 @@ void Deferred::resume_() {
     bool shifted = false;
     for (const auto& [values, size, nothing] : parts_of(entry)) {
       const double none = nothing;
-      const bool is_pattern = values == &entry.edges.row_pattern || values == &entry.edges.column_pattern;
-      const bool is_there = is_pattern ? shifted : std::any_of(from, from + size, [&](double x) { return x != none; });
+      const bool is_pattern =
+          values == &entry.edges.row_pattern || values == &entry.edges.column_pattern;
+      const bool is_there =
+          is_pattern ? shifted
+                     : std::any_of(from, from + size, [&](double x) { return x != none; });
       if (is_there) values->assign(from, from + size);
       shifted = is_there;
       from += size;
@@ -919,7 +934,8 @@ void Deferred::resume_() {
     for (size_t i = 0; i < items; ++i) {
       if (from[2 * i + 1] != 0 || from[2 * i] != 1) entry.edges.turns.resize(items, {1, 0});
     }
-    for (size_t i = 0; i < entry.edges.turns.size(); ++i) entry.edges.turns[i] = {from[2 * i], from[2 * i + 1]};
+    for (size_t i = 0; i < entry.edges.turns.size(); ++i)
+      entry.edges.turns[i] = {from[2 * i], from[2 * i + 1]};
   }
 }
 

@@ -106,7 +106,9 @@ class Deferred {
     std::vector<double> before = {};
 
     bool is_matrix() const { return weights.dim() == 2; }
-    size_t size(size_t axis) const { return static_cast<size_t>(weights.size(static_cast<int64_t>(axis))); }
+    size_t size(size_t axis) const {
+      return static_cast<size_t>(weights.size(static_cast<int64_t>(axis)));
+    }
     std::vector<double>& factors(size_t axis) { return axis == 0 ? edges.rows : edges.columns; }
     const std::vector<double>& factors(size_t axis) const {
       return axis == 0 ? edges.rows : edges.columns;

@@ -136,9 +136,8 @@ bool Held::is_due(size_t k) const {
 }
 
 bool Held::is_degenerate(const Set& set) const {
-  return std::ranges::any_of(set.gauges, [&](size_t k) {
-    return frame_.plan().gauges[k].is_scale() && degenerate_[k];
-  });
+  return std::ranges::any_of(
+      set.gauges, [&](size_t k) { return frame_.plan().gauges[k].is_scale() && degenerate_[k]; });
 }
 
 bool Held::turns_in_pass(size_t k) const {
@@ -390,7 +389,8 @@ void Held::open_(const std::vector<bool>& can_step) {
       continue;
     }
     for (const size_t t : tensors) {
-      if (auto moved = set.deferred->moved_gradient(t); moved.defined()) gradients_[t] = std::move(moved);
+      if (auto moved = set.deferred->moved_gradient(t); moved.defined())
+        gradients_[t] = std::move(moved);
     }
     set.deferred->settle_(/*gradients=*/false);
     for (const size_t k : set.gauges) {

@@ -252,7 +252,8 @@ TEST(Pass, GoesThroughEdges) {
       for (int64_t i = 0; i < 40; ++i) edges.items.push_back({i, i + 40});
       for (int64_t i = 80; i < rows; ++i) edges.items.push_back({i, -1});
       for (size_t i = 0; i < edges.items.size(); ++i) {
-        edges.turns.push_back({std::cos(0.1 * static_cast<double>(i)), std::sin(0.1 * static_cast<double>(i))});
+        edges.turns.push_back(
+            {std::cos(0.1 * static_cast<double>(i)), std::sin(0.1 * static_cast<double>(i))});
       }
       edges.rows = numbers(rows, 1, true);
       // Rows that turn together have one factor.
@@ -277,7 +278,8 @@ TEST(Pass, GoesThroughEdges) {
       const auto x = turned(
           (weights.to(at::kDouble) -
            vector_of(edges.row_shift, 0, rows).outer(vector_of(edges.row_pattern, 1, columns)) -
-           vector_of(edges.column_pattern, 1, rows).outer(vector_of(edges.column_shift, 0, columns))) *
+           vector_of(edges.column_pattern, 1, rows)
+               .outer(vector_of(edges.column_shift, 0, columns))) *
               row * column,
           edges);
       const auto g = turned(gradient.to(at::kDouble) / row / column, edges);
@@ -334,7 +336,8 @@ TEST(Pass, DoesNotDependOnThreadsNorOnCompany) {
       weights.push_back(random({700, 300 + 50 * static_cast<int64_t>(i)}, at::kFloat, i));
       moments.push_back(AdamRule::init({"w", weights[i], {}, {}}, options));
       edges[i].wants_column_squares = edges[i].wants_row_squares = true;
-      pass.push_back({weights[i], random(weights[i].sizes(), at::kFloat, 10 + i), {}, {}, &edges[i]});
+      pass.push_back(
+          {weights[i], random(weights[i].sizes(), at::kFloat, 10 + i), {}, {}, &edges[i]});
       EXPECT_TRUE(AdamRule::in_place(moments[i], 1, options, pass.back()));
     }
     if (alone) {
