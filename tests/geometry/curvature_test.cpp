@@ -63,11 +63,16 @@ Maker discovered(const std::string& name, const std::function<Testbed()>& make) 
 Maker of_zoo(const testbeds::ZooEntry& entry) {
   return {"zoo_" + entry.name, [=] {
             const auto params = entry.testbed.init(entry.seed, at::kDouble);
+            int64_t size = 0;
+            for (const auto& [name, tensor] : params) size += tensor.numel();
+            // Twice as many outputs as parameters.
+            const auto inputs = entry.testbed.batch(1, at::kDouble).inputs;
+            const auto outputs = entry.testbed.outputs(params, inputs).numel();
             return KnownNetwork{.name = entry.name,
                                 .bed = entry.testbed,
                                 .gauges = entry.testbed.gauges(params),
                                 .seed = entry.seed,
-                                .batches = 6,
+                                .batches = std::max<int64_t>(6, 2 * size / outputs + 1),
                                 .unexplained = entry.unexplained};
           }};
 }
