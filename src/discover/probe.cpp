@@ -119,35 +119,54 @@ std::vector<Probe::Pair> Probe::pairs() const {
 void Probe::balance() {
   const auto all = pairs();
   std::set<std::pair<size_t, size_t>> done;
-  // How far the charges of a matrix are from those of its bias, as the log of a factor; zero if one of
-  // them has none.
-  const auto gap = [&](const Parameters& gradients, const Pair& pair) {
+  struct Charges {
+    double matrix = 0;
+    double bias = 0;
+    /// Log of the factor between the two; zero if one of them has none.
+    double gap() const { return matrix > 0 && bias > 0 ? std::log(matrix / bias) : 0.0; }
+    double small() const { return std::min(matrix, bias); }
+  };
+  const auto charges = [&]() {
+    const auto slopes = gradients(0);
     const at::NoGradGuard no_grad;
     const auto charge = [&](const Slot& slot) {
       const auto& [name, tensor] = parameter(slot.tensor);
-      return root_mean_square(sum_except(tensor.detach() * gradients[name].tensor, slot.axis));
+      return root_mean_square(sum_except(tensor.detach() * slopes[name].tensor, slot.axis));
     };
-    const double matrix = charge(slots_[pair.matrix]);
-    const double bias = charge(slots_[pair.bias]);
-    return matrix > 0 && bias > 0 ? std::log(matrix / bias) : 0.0;
+    std::vector<Charges> result;
+    for (const auto& pair : all) {
+      result.push_back({charge(slots_[pair.matrix]), charge(slots_[pair.bias])});
+    }
+    return result;
   };
-  for (int64_t round = 0; round < (is_large() ? most_rounds_of_large : most_rounds); ++round) {
-    const auto before = gradients(0);
+  const auto largest = [](const std::vector<Charges>& of) {
+    double result = 0;
+    for (const auto& each : of) result = std::max({result, each.matrix, each.bias});
+    return std::max(result, 1e-300);
+  };
+  const int64_t rounds = is_large() ? most_rounds_of_large : most_rounds;
+  for (int64_t round = 0; round < rounds && !all.empty(); ++round) {
+    const auto before = charges();
     // What comes first is mended first: all that follows depends on it.
-    const auto worst = std::find_if(all.begin(), all.end(), [&](const Pair& pair) {
-      return done.count({pair.matrix, pair.bias}) == 0 &&
-             std::abs(gap(before, pair)) > std::log(unbalanced);
-    });
-    if (worst == all.end()) return;
-    done.insert({worst->matrix, worst->bias});
-    const size_t matrix = slots_[worst->matrix].tensor;
-    const double was = gap(before, *worst);
+    size_t k = 0;
+    while (k < all.size() && (done.count({all[k].matrix, all[k].bias}) > 0 ||
+                              std::abs(before[k].gap()) <= std::log(unbalanced))) {
+      ++k;
+    }
+    if (k == all.size()) return;
+    done.insert({all[k].matrix, all[k].bias});
+    const size_t matrix = slots_[all[k].matrix].tensor;
+    const double was = before[k].gap();
     const double growth = growth_[matrix];
     growth_[matrix] = growth * std::exp(-was);
-    // A bias that the loss does not depend on (a key's) is beside nothing.
+    // The smaller one must count for more, beside all others: a bias that the loss does not depend on (a
+    // key's) and a matrix that is not the bias's own gain nothing.
     bool better = false;
     try {
-      better = std::abs(gap(gradients(0), *worst)) < std::abs(was) / 2;
+      const auto after = charges();
+      const double gain =
+          (after[k].small() / largest(after)) / (before[k].small() / largest(before));
+      better = std::abs(after[k].gap()) < std::abs(was) / 2 && gain > std::exp(std::abs(was) / 2);
     } catch (const c10::Error&) {
       // Not finite there.
     }
