@@ -63,7 +63,7 @@ struct Visible {
 /// dL/doutputs; undefined if the outputs are, or if the loss is not computed from them.
 at::Tensor loss_by_outputs(const Evaluation& evaluation, uint64_t batch);
 
-/// The derivative of what a loss sees of a model; see structural_kernel.h.
+/// The derivative of what a loss sees of a model; see completeness.h.
 class LossJacobian {
  public:
   LossJacobian(const Parameters& params, Evaluate evaluate, uint64_t seed);

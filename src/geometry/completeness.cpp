@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "ddc/geometry/structural_kernel.h"
 #include "discover/kernel_probe.h"
 #include "discover/loss_jacobian.h"
 #include "geometry/completeness_orbits.h"

@@ -1,5 +1,3 @@
-#include "ddc/geometry/structural_kernel.h"
-
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -7,6 +5,7 @@
 #include <cmath>
 #include <utility>
 
+#include "ddc/geometry/completeness.h"
 #include "discover/loss_jacobian.h"
 
 namespace ddc {

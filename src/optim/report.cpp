@@ -1,4 +1,4 @@
-#include "ddc/optim/report.h"
+#include "ddc/optim/lifted.h"
 
 #include <algorithm>
 #include <iomanip>

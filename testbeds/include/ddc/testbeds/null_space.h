@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "ddc/geometry/structural_kernel.h"
+#include "ddc/geometry/completeness.h"
 #include "ddc/testbeds/testbed.h"
 
 // The structural kernel of a testbed, from the whole Jacobian of its outputs: slower than what discovery
