@@ -166,7 +166,7 @@ void Probe::balance() {
       const auto after = charges();
       const double gain =
           (after[k].small() / largest(after)) / (before[k].small() / largest(before));
-      better = std::abs(after[k].gap()) < std::abs(was) / 2 && gain > std::exp(std::abs(was) / 2);
+      better = std::abs(after[k].gap()) < std::abs(was) / 2 && gain > std::exp(std::abs(was) / 4);
     } catch (const c10::Error&) {
       // Not finite there.
     }
