@@ -41,7 +41,7 @@ Pair pair_of(const Bounded& bounded) { return {bounded.value, bounded.error}; }
 }  // namespace
 
 void bind_geometry(py::module_& module) {
-  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  using WithoutLock = py::call_guard<Unlocked>;
   const auto product_of = [](const LinearOperator& matrix, const at::Tensor& v, bool transposed) {
     return transposed ? matrix.transposed(v) : matrix.product(v);
   };
@@ -76,7 +76,7 @@ void bind_geometry(py::module_& module) {
                                }
                                return tensors;
                              })
-      .def("product", &Curvature::product, Unlocked(), py::arg("vector"))
+      .def("product", &Curvature::product, WithoutLock(), py::arg("vector"))
       .def(
           "jacobian",
           [product_of](const Curvature& c, const at::Tensor& v, bool transposed) {
@@ -94,7 +94,7 @@ void bind_geometry(py::module_& module) {
             return product_of(*factor, v, transposed);
           },
           py::arg("vector"), py::arg("transposed"))
-      .def("dense", &Curvature::dense, Unlocked());
+      .def("dense", &Curvature::dense, WithoutLock());
 
   py::class_<OrbitSpace>(module, "OrbitSpace")
       .def_readonly("dimension", &OrbitSpace::dimension)
@@ -117,7 +117,7 @@ void bind_geometry(py::module_& module) {
         for (const auto& [name, direction] : others) named.push_back({name, direction});
         return orbit_space(gauges, table_of(std::move(parameters)), curvature, named, memory);
       },
-      Unlocked(), py::arg("gauges"), py::arg("parameters"), py::arg("curvature"), py::kw_only(),
+      WithoutLock(), py::arg("gauges"), py::arg("parameters"), py::arg("curvature"), py::kw_only(),
       py::arg("others"), py::arg("memory"));
 
   py::class_<Spectrum>(module, "Spectrum")
@@ -162,7 +162,7 @@ void bind_geometry(py::module_& module) {
                          .seed = seed,
                          .few_samples = few_samples});
       },
-      Unlocked(), py::arg("curvature"), py::arg("orbits"), py::kw_only(), py::arg("dense_up_to"),
+      WithoutLock(), py::arg("curvature"), py::arg("orbits"), py::kw_only(), py::arg("dense_up_to"),
       py::arg("iterations"), py::arg("tolerance"), py::arg("probes"), py::arg("quadrature_steps"),
       py::arg("seed"), py::arg("few_samples"));
 
@@ -179,7 +179,7 @@ void bind_geometry(py::module_& module) {
         return lanczos(symmetric_of(start.size(0), std::move(product), start), start, iterations,
                        tolerance, projection_of(deflate));
       },
-      Unlocked(), py::arg("product"), py::arg("start"), py::kw_only(), py::arg("iterations"),
+      WithoutLock(), py::arg("product"), py::arg("start"), py::kw_only(), py::arg("iterations"),
       py::arg("tolerance"), py::arg("deflate"));
 
   py::class_<EigenPairs>(module, "EigenPairs")
@@ -194,31 +194,31 @@ void bind_geometry(py::module_& module) {
         return lobpcg_smallest(symmetric_of(like.size(0), std::move(product), like), count,
                                iterations, tolerance, seed, projection_of(deflate));
       },
-      Unlocked(), py::arg("product"), py::arg("like"), py::kw_only(), py::arg("count"),
+      WithoutLock(), py::arg("product"), py::arg("like"), py::kw_only(), py::arg("count"),
       py::arg("iterations"), py::arg("tolerance"), py::arg("seed"), py::arg("deflate"));
 
   py::class_<ActivationSpectrum>(module, "ActivationSpectrum")
       .def_readonly("sigma_min", &ActivationSpectrum::sigma_min)
       .def_readonly("sigma_max", &ActivationSpectrum::sigma_max)
       .def_readonly("effective_rank", &ActivationSpectrum::effective_rank);
-  module.def("activation_spectrum", &activation_spectrum, Unlocked(), py::arg("activations"));
+  module.def("activation_spectrum", &activation_spectrum, WithoutLock(), py::arg("activations"));
   py::class_<DeadUnits>(module, "DeadUnits")
       .def_readonly("units", &DeadUnits::units)
       .def_readonly("never_on", &DeadUnits::never_on)
       .def_readonly("always_on", &DeadUnits::always_on)
       .def_property_readonly("dead", &DeadUnits::dead);
-  module.def("dead_units", &dead_units, Unlocked(), py::arg("preactivations"));
-  module.def("joint_norms", &joint_norms, Unlocked(), py::arg("entering"), py::arg("leaving"),
+  module.def("dead_units", &dead_units, WithoutLock(), py::arg("preactivations"));
+  module.def("joint_norms", &joint_norms, WithoutLock(), py::arg("entering"), py::arg("leaving"),
              py::arg("degree"));
-  module.def("axis_alignment", &axis_alignment, Unlocked(), py::arg("directions"));
-  module.def("dead_directions", &dead_directions, Unlocked(), py::arg("weight"), py::arg("floor"));
+  module.def("axis_alignment", &axis_alignment, WithoutLock(), py::arg("directions"));
+  module.def("dead_directions", &dead_directions, WithoutLock(), py::arg("weight"), py::arg("floor"));
   module.def(
       "cluster_gap",
       [](const at::Tensor& values) {
         const auto gap = cluster_gap(values);
         return std::make_tuple(gap.ratio, gap.below);
       },
-      Unlocked(), py::arg("values"));
+      WithoutLock(), py::arg("values"));
 
   module.def(
       "horizontal_length",
@@ -226,7 +226,7 @@ void bind_geometry(py::module_& module) {
         return horizontal_length(gauges, table_of(std::move(parameters)),
                                  table_of(std::move(displacement)));
       },
-      Unlocked(), py::arg("gauges"), py::arg("parameters"), py::arg("displacement"));
+      WithoutLock(), py::arg("gauges"), py::arg("parameters"), py::arg("displacement"));
   py::class_<StepValidity>(module, "StepValidity")
       .def_readonly("kappa", &StepValidity::kappa)
       .def_readonly("tau", &StepValidity::tau)

@@ -20,10 +20,12 @@ Result evaluated(const char* name, const Values& start, const End& end) {
   const auto& chosen = experiment(name);
   std::vector<FinishedRun> runs;
   for (const auto& plan : chosen.plan(/*quick=*/false)) {
-    runs.push_back({.plan = plan,
-                    .summary = {.steps = 100},
-                    .metrics = {{.step = 0, .values = start},
-                                {.step = 100, .values = end(plan.arm, plan.config.seed)}}});
+    FinishedRun run;
+    run.plan = plan;
+    run.summary.steps = 100;
+    run.metrics = {{.step = 0, .values = start},
+                   {.step = 100, .values = end(plan.arm, plan.config.seed)}};
+    runs.push_back(std::move(run));
   }
   Result result;
   chosen.evaluate(runs, result);
