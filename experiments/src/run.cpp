@@ -318,9 +318,6 @@ void read_field(const Json& json, const std::string& name, T& value) {
   } else if constexpr (std::is_same_v<T, std::string>) {
     fits = found->is_string();
     rule = "a string";
-  } else if constexpr (requires { value.push_back(value.front()); }) {
-    fits = found->is_array();
-    rule = "a list";
   } else {
     fits = found->is_object();
     rule = "an object";

@@ -103,6 +103,8 @@ class Placement {
   void fold_();
   /// Makes pending moves now, to weights and to the gradients that are there.
   void settle_();
+  /// Forgets them: other weights were loaded, of which none are known.
+  void forget_pending_();
 
   const std::vector<Gauge>& gauges() const;
   /// What is remembered: tensors that are updated in place. "original" tells where the weights are.

@@ -93,6 +93,12 @@ void check_values(const std::string& key, const at::Tensor& tensor) {
               "' has negative entries: it is an average of squares");
 }
 
+/// Moves along orbits that wait for the next step (Placement::settle_).
+bool is_pending(const std::string& key_or_field) {
+  return key_or_field.starts_with("pending.") ||
+         key_or_field.find(".pending.") != std::string::npos;
+}
+
 /// Collects what a load will do, so that nothing is done before everything has been checked.
 class Loader {
  public:
@@ -125,6 +131,15 @@ class Loader {
 
   void check_all_used() const {
     for (const auto& [key, tensor] : tensors_) {
+      if (!used_.contains(key) && is_pending(key)) {
+        // Factors of one and shifts of zero: nothing is lost.
+        const bool nothing = ((tensor == 0) | (tensor == 1)).all().item<bool>();
+        TORCH_CHECK(
+            nothing, "optimizer state '", key,
+            "' has moves along orbits that wait for the next step, which this optimizer makes "
+            "otherwise; take the state after settle_(), or let the other one make a step");
+        continue;
+      }
       TORCH_CHECK(used_.contains(key), "optimizer state holds a tensor '", key,
                   "', which this optimizer does not know");
     }
@@ -387,8 +402,12 @@ void LiftedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tens
     }
     loaded.emplace_back(t, std::move(fresh));
   }
+  // A state of an optimizer that makes its moves after the step has none pending.
+  const bool has_pending = std::any_of(tensors.begin(), tensors.end(),
+                                       [](const auto& entry) { return is_pending(entry.first); });
   for (auto& slot : state_slots()) {
-    if (slot.owner != StateSlot::Owner::parameter) loader.replace(slot.key(), slot.tensor);
+    if (slot.owner == StateSlot::Owner::parameter) continue;
+    if (has_pending || !is_pending(slot.field)) loader.replace(slot.key(), slot.tensor);
   }
   loader.check_all_used();
   if (mode == Load::check) return;
@@ -412,6 +431,7 @@ void LiftedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tens
   make_states_();
   if (!placement_) return;
   found_ = {};
+  if (!has_pending) placement_->forget_pending_();
   placement_->loaded();
   is_loaded_ = moves;
   loaded_original_ = placement_->is_original();

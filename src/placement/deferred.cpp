@@ -911,6 +911,11 @@ void Deferred::publish_() {
   }
 }
 
+void Deferred::forget_() {
+  for (auto& entry : entries_) forget_(entry);
+  publish_();
+}
+
 void Deferred::resume_() {
   for (auto& entry : entries_) {
     forget_(entry);

@@ -79,6 +79,8 @@ class Deferred {
   void make_published_();
   void publish_();
   void resume_();
+  /// Nothing is pending.
+  void forget_();
 
  private:
   struct Entry {

@@ -403,7 +403,7 @@ void Held::open_(const std::vector<bool>& can_step) {
 }
 
 at::Tensor Held::gradient(size_t t) const {
-  if (open_of_[t] != nullptr) return open_of_[t]->gradient(t);
+  if (is_open(t)) return open_of_[t]->gradient(t);
   const auto found = gradients_.find(t);
   return found == gradients_.end() ? at::Tensor() : found->second;
 }
@@ -420,6 +420,12 @@ void Held::settle_() {
     if (!set.deferred) continue;
     set.deferred->settle_(/*gradients=*/true);
     set.deferred->publish_();
+  }
+}
+
+void Held::forget_() {
+  for (auto& set : sets_) {
+    if (set.deferred) set.deferred->forget_();
   }
 }
 

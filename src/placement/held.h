@@ -27,7 +27,10 @@ class Held {
   // Elsewhere pending moves are made before the step, and `restore_` makes its own after it.
 
   void open_(const std::vector<bool>& can_step);
-  bool is_open(size_t tensor) const { return open_of_[tensor] != nullptr; }
+  /// (Tensors that were added to the optimizer later are in no gauge.)
+  bool is_open(size_t tensor) const {
+    return tensor < open_of_.size() && open_of_[tensor] != nullptr;
+  }
   bool is_open() const;
   /// What a matrix goes through; null for vectors, whose gradient is given here.
   kernels::Edges* edges(size_t tensor) { return open_of_[tensor]->edges(tensor); }
@@ -48,6 +51,8 @@ class Held {
   void anchor_(bool all);
   /// What depends on state alone, which was loaded.
   void refresh_();
+  /// Forgets pending moves: other weights were loaded, of which none are known.
+  void forget_();
   /// Pending moves, by place in the plan.
   std::vector<std::pair<size_t, at::Tensor*>> pending();
 

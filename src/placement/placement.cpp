@@ -275,6 +275,7 @@ kernels::Edges* Placement::edges(size_t parameter) { return impl_->held->edges(p
 at::Tensor Placement::gradient(size_t parameter) const { return impl_->held->gradient(parameter); }
 void Placement::fold_() { impl_->held->fold_(); }
 void Placement::settle_() { impl_->held->settle_(); }
+void Placement::forget_pending_() { impl_->held->forget_(); }
 
 const std::vector<Gauge>& Placement::gauges() const { return impl_->gauges; }
 

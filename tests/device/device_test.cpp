@@ -146,6 +146,8 @@ TEST_P(DeviceSteps, WaitOnceAndEqualThoseOnTheCpu) {
     }
   }
   expect_on_device(*on_device);
+  // On the CPU moves along orbits may wait for the next step.
+  on_cpu->settle_();
   EXPECT_LE(apart(there, here), 1e-12);
 }
 
@@ -284,7 +286,14 @@ TEST(DeviceStep, FilesGoOnOnEitherSide) {
     DDCAdam resumed(copy, bed.gauges(copy), {.lr = 1e-3}, held());
     load_checkpoint(folder / "run.safetensors", copy, &resumed);
     train(resumed, copy, 3, 6);
+    resumed.settle_();
     EXPECT_LE(apart(params, copied(copy, at::kCPU)), 1e-12) << device;
+    // And back to the device, once nothing is pending.
+    save_checkpoint(folder / "back.safetensors", copy, &resumed);
+    const auto back = copied(bed.init(entry.seed + 2, at::kDouble), kDevice);
+    DDCAdam again(back, bed.gauges(back), {.lr = 1e-3}, held());
+    load_checkpoint(folder / "back.safetensors", back, &again);
+    EXPECT_LE(apart(params, copied(back, at::kCPU)), 1e-12) << device;
   }
 }
 
