@@ -358,12 +358,11 @@ void to_json(Json& json, const RunConfig& config) {
 
 void from_json(const Json& json, RunConfig& config) {
   visit_fields(config, [&](const char* name, auto& value) {
+    if (std::string_view(name) != "meters") return read_field(json, name, value);
     // Runs that were made before there were meters to choose have the default ones.
-    if (std::string_view(name) == "meters" && !json.contains(name)) {
-      config.meters = default_meters();
-    } else {
-      read_field(json, name, value);
-    }
+    config.meters = json.contains(name) ? json.at(name) : default_meters();
+    TORCH_CHECK(config.meters.is_array(), "its 'meters' is ", shown(config.meters),
+                ", must be a list");
   });
 }
 
