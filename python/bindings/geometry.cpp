@@ -211,7 +211,8 @@ void bind_geometry(py::module_& module) {
   module.def("joint_norms", &joint_norms, WithoutLock(), py::arg("entering"), py::arg("leaving"),
              py::arg("degree"));
   module.def("axis_alignment", &axis_alignment, WithoutLock(), py::arg("directions"));
-  module.def("dead_directions", &dead_directions, WithoutLock(), py::arg("weight"), py::arg("floor"));
+  module.def("dead_directions", &dead_directions, WithoutLock(), py::arg("weight"),
+             py::arg("floor"));
   module.def(
       "cluster_gap",
       [](const at::Tensor& values) {

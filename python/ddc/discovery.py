@@ -6,7 +6,6 @@ import inspect
 import random
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -284,7 +283,6 @@ class Evaluation:
         self._taken = False
         self._checked = False
         self._no_backward: _NoBackward | None = _NoBackward()
-        self._autocast: str | None = None
         self._narrow: Widened | None = None
         self.progress: Progress | None = None
 
@@ -293,8 +291,6 @@ class Evaluation:
         notes = list(self.batches.notes) if self.batches is not None else []
         if self._no_backward is not None and self._no_backward.called:
             notes.append("the loss calls backward, which did nothing in discovery")
-        if self._autocast is not None:
-            notes.append(self._autocast)
         if self._narrow is not None and self._narrow.count:
             notes.append(
                 f"{self._narrow.count} tensors of 16 bits were evaluated as float32, which tells a symmetry "
@@ -406,13 +402,6 @@ class Evaluation:
             )
         self._check_graph(second)
         assert self._no_backward is not None
-        if self._no_backward.autocast is not None:
-            self._autocast = (
-                f"{self._said} runs under autocast to {self._no_backward.autocast}, which rounds more than "
-                "tells a symmetry from none: little or nothing is found. Evaluate it without autocast; the "
-                "symmetries are the same"
-            )
-            warnings.warn(self._autocast, stacklevel=4)
         if not self._no_backward.called:
             self._no_backward = None  # it would be asked about every operation
         if outputs is None:
@@ -546,12 +535,9 @@ class _NoBackward(TorchFunctionMode):
     ----------
     called : bool
         Whether anybody called it.
-    autocast : torch.dtype or None
-        What anything was computed in under autocast.
     """
 
     called = False
-    autocast: torch.dtype | None = None
 
     def __torch_function__(
         self,
@@ -563,10 +549,6 @@ class _NoBackward(TorchFunctionMode):
         if function is Tensor.backward:
             self.called = True
             return None
-        if self.autocast is None:
-            for device in ("cpu", "cuda"):
-                if torch.is_autocast_enabled(device):
-                    self.autocast = torch.get_autocast_dtype(device)
         return function(*args, **(kwargs or {}))
 
 

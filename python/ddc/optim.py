@@ -34,7 +34,10 @@ Symmetries = SymmetryGroup | Sequence[_C.Gauge]
 
 # Options of torch's optimizers that none here has.
 _OF_TORCH = ("amsgrad", "capturable", "differentiable", "foreach", "fused")
-_NOT_OPTIONS = frozenset(("params", "param_names", "symmetries", "initial_lr", *_OF_TORCH))
+# Decay is decoupled here, as torch's AdamW notes of itself.
+_NOT_OPTIONS = frozenset(
+    ("params", "param_names", "symmetries", "initial_lr", "decoupled_weight_decay", *_OF_TORCH)
+)
 
 
 class Lifted(Optimizer):
@@ -361,6 +364,11 @@ class Lifted(Optimizer):
                     f"param group: {type(self).__name__} has no option '{name}' as torch's optimizers do, "
                     f"got {group[name]!r}; leave it out"
                 )
+        if group.get("decoupled_weight_decay") is False and group.get("weight_decay"):
+            raise ValueError(
+                "param group: decoupled_weight_decay is False; the decay of "
+                f"{type(self).__name__} is decoupled"
+            )
         for name in group:
             if name not in known and name not in _NOT_OPTIONS and not name.startswith("_"):
                 near = _C.nearest(name, known)

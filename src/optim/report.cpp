@@ -1,8 +1,8 @@
-#include "ddc/optim/lifted.h"
-
 #include <algorithm>
 #include <iomanip>
 #include <ostream>
+
+#include "ddc/optim/lifted.h"
 
 namespace ddc {
 
