@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
 
 #include <algorithm>
 #include <atomic>
@@ -60,28 +61,41 @@ bool fits_matrix(const at::Tensor& tensor) {
   return tensor.dim() == 2 && fits(tensor) && tensor.is_contiguous();
 }
 
+/// An iterator over indices is ATen's compiled way to its threads.
+void for_each_index(int64_t count, const std::function<void(int64_t)>& work) {
+  auto indices = at::arange(count, at::kLong);
+  auto iterator = at::TensorIterator::nullary_op(indices);
+  iterator.for_each(
+      [&](char** data, const int64_t* strides, int64_t inner, int64_t outer) {
+        for (int64_t j = 0; j < outer; ++j) {
+          for (int64_t i = 0; i < inner; ++i) {
+            work(*reinterpret_cast<const int64_t*>(data[0] + i * strides[0] + j * strides[1]));
+          }
+        }
+      },
+      /*grain_size=*/1);
+}
+
 void in_pieces(const std::vector<int64_t>& counts,
                const std::function<void(size_t, int64_t, int64_t)>& work) {
   std::vector<std::pair<size_t, int64_t>> pieces;
   for (size_t i = 0; i < counts.size(); ++i) {
     for (int64_t begin = 0; begin < counts[i]; begin += kPiece) pieces.emplace_back(i, begin);
   }
-  // Small tensors share a thread: a piece is at most kPiece entries, and may be few.
-  at::parallel_for(0, static_cast<int64_t>(pieces.size()), 1, [&](int64_t from, int64_t to) {
-    for (int64_t p = from; p < to; ++p) {
-      const auto [i, begin] = pieces[static_cast<size_t>(p)];
-      work(i, begin, std::min(begin + kPiece, counts[i]));
-    }
+  one_by_one(pieces.size(), [&](size_t p) {
+    const auto [i, begin] = pieces[p];
+    work(i, begin, std::min(begin + kPiece, counts[i]));
   });
 }
 
 void one_by_one(size_t count, const std::function<void(size_t)>& work) {
-  if (count <= 1 || at::in_parallel_region()) {
+  const int threads = at::get_num_threads();
+  if (count <= 1 || threads == 1 || at::in_parallel_region()) {
     for (size_t i = 0; i < count; ++i) work(i);
     return;
   }
   std::atomic<size_t> next = 0;
-  at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
+  for_each_index(threads, [&](int64_t) {
     for (size_t i = next++; i < count; i = next++) work(i);
   });
 }

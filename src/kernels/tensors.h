@@ -16,6 +16,9 @@ bool fits(const at::Tensor& tensor);
 /// The same, for a matrix of which rows follow each other.
 bool fits_matrix(const at::Tensor& tensor);
 
+/// Calls work(0), ..., work(count - 1), dealt out to ATen's threads. at::parallel_for would do nothing of the
+/// sort: it is a template that is serial unless it is compiled for OpenMP.
+void for_each_index(int64_t count, const std::function<void(int64_t)>& work);
 /// Cuts 0..counts[i] into pieces and calls work(i, begin, end) for all of them, on all threads.
 void in_pieces(const std::vector<int64_t>& counts,
                const std::function<void(size_t, int64_t, int64_t)>& work);

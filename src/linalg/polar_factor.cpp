@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <ATen/TensorIterator.h>
 #include <ATen/core/grad_mode.h>
 
 #include <cmath>
@@ -10,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/tensors.h"
 #include "linalg/minimax.h"
 
 namespace ddc {
@@ -246,25 +246,6 @@ at::Tensor polar_factor_of(const at::Tensor& m, PolarMethod method) {
   TORCH_CHECK(false, "unknown polar method ", static_cast<int>(method));
 }
 
-/// work(0), ..., work(count - 1), dealt out to ATen's threads, each of which calls BLAS and LAPACK
-/// on one thread. at::parallel_for would do nothing of the sort here: it is a template that is
-/// serial unless this file is compiled for OpenMP. An iterator over indices is ATen's compiled way
-/// to it.
-template <class Work>
-void for_each_index(int64_t count, const Work& work) {
-  auto indices = at::arange(count, at::kLong);
-  auto iterator = at::TensorIterator::nullary_op(indices);
-  iterator.for_each(
-      [&](char** data, const int64_t* strides, int64_t inner, int64_t outer) {
-        for (int64_t j = 0; j < outer; ++j) {
-          for (int64_t i = 0; i < inner; ++i) {
-            work(*reinterpret_cast<const int64_t*>(data[0] + i * strides[0] + j * strides[1]));
-          }
-        }
-      },
-      /*grain_size=*/1);
-}
-
 }  // namespace
 
 at::Tensor polar_factor(const at::Tensor& m, PolarMethod method) {
@@ -289,7 +270,8 @@ at::Tensor polar_factor(const at::Tensor& m, PolarMethod method) {
     result[i].copy_(polar_factor_of(stack[i], method));
   };
   if (stack.size(0) >= at::get_num_threads()) {
-    for_each_index(stack.size(0), solve);
+    // Each of these threads calls BLAS and LAPACK on one.
+    kernels::for_each_index(stack.size(0), solve);
   } else {
     // Too few for all cores: they share each matrix.
     for (int64_t i = 0; i < stack.size(0); ++i) solve(i);

@@ -437,16 +437,15 @@ Frame Held::settled() const {
 }
 
 void Held::restore_() {
-  kernels::one_by_one(sets_.size(), [&](size_t i) {
-    auto& set = sets_[i];
-    const at::NoGradGuard no_grad;
+  const at::NoGradGuard no_grad;
+  for (auto& set : sets_) {
     if (std::exchange(set.open, false)) {
       close_(set);
     } else {
       restore_(set);
     }
     if (set.deferred) set.deferred->publish_();
-  });
+  }
   std::ranges::fill(open_of_, nullptr);
   before_.clear();
   gradients_.clear();
