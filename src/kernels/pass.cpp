@@ -11,8 +11,8 @@
 namespace ddc::kernels {
 namespace {
 
-/// Entries that a thread takes at a time.
-constexpr int64_t kShare = 16384;
+/// Entries that a thread takes at a time: memory likes long stretches.
+constexpr int64_t kShare = 131072;
 /// Parts of a matrix that sum up columns on their own.
 constexpr int64_t kParts = 32;
 /// Rows of which a part has a multiple.

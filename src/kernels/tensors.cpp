@@ -14,8 +14,9 @@
 namespace ddc::kernels {
 namespace {
 
-/// Entries that are worth a thread's while.
+/// Entries that are worth a thread's while, and those that one reads in a row: memory likes long stretches.
 constexpr int64_t kPiece = 16384;
+constexpr int64_t kStretch = 131072;
 
 /// Calls body with a value of the tensor's type.
 template <class Body>
@@ -80,11 +81,11 @@ void in_pieces(const std::vector<int64_t>& counts,
                const std::function<void(size_t, int64_t, int64_t)>& work) {
   std::vector<std::pair<size_t, int64_t>> pieces;
   for (size_t i = 0; i < counts.size(); ++i) {
-    for (int64_t begin = 0; begin < counts[i]; begin += kPiece) pieces.emplace_back(i, begin);
+    for (int64_t begin = 0; begin < counts[i]; begin += kStretch) pieces.emplace_back(i, begin);
   }
   one_by_one(pieces.size(), [&](size_t p) {
     const auto [i, begin] = pieces[p];
-    work(i, begin, std::min(begin + kPiece, counts[i]));
+    work(i, begin, std::min(begin + kStretch, counts[i]));
   });
 }
 
