@@ -564,20 +564,6 @@ DDC_INLINE void column_sums_loop(const Matrix<const T>& x, int64_t begin, int64_
                  });
 }
 
-template <class T>
-DDC_INLINE void scale_loop(const Matrix<T>& x, const T* __restrict row, const T* __restrict column,
-                           int64_t begin, int64_t end) {
-  for (int64_t i = begin; i < end; ++i) {
-    T* __restrict entry = x.data + i * x.columns;
-    const T factor = row == nullptr ? T{1} : row[i];
-    if (column != nullptr) {
-      for (int64_t j = 0; j < x.columns; ++j) entry[j] *= factor * column[j];
-    } else if (row != nullptr) {
-      for (int64_t j = 0; j < x.columns; ++j) entry[j] *= factor;
-    }
-  }
-}
-
 }  // namespace
 
 // A clone cannot be a template: each function is written out for both types.
@@ -593,10 +579,6 @@ DDC_INLINE void scale_loop(const Matrix<T>& x, const T* __restrict row, const T*
   DDC_CLONES void column_sums(const Matrix<const T>& x, int64_t begin, int64_t end,        \
                               double* sums) {                                              \
     column_sums_loop<T>(x, begin, end, sums);                                              \
-  }                                                                                        \
-  DDC_CLONES void scale_(const Matrix<T>& x, const T* row, const T* column, int64_t begin, \
-                         int64_t end) {                                                    \
-    scale_loop<T>(x, row, column, begin, end);                                             \
   }
 DDC_FOR(float)
 DDC_FOR(double)

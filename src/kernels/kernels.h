@@ -151,10 +151,4 @@ void column_squares(const Matrix<const double>& x, const double* weight, int64_t
 void column_sums(const Matrix<const float>& x, int64_t begin, int64_t end, double* sums);
 void column_sums(const Matrix<const double>& x, int64_t begin, int64_t end, double* sums);
 
-/// Multiplies the entries of the rows begin <= i < end by row[i] column[j]. Null: by 1.
-void scale_(const Matrix<float>& x, const float* row, const float* column, int64_t begin,
-            int64_t end);
-void scale_(const Matrix<double>& x, const double* row, const double* column, int64_t begin,
-            int64_t end);
-
 }  // namespace ddc::kernels

@@ -166,18 +166,4 @@ at::Tensor column_sums(const at::Tensor& matrix) {
   return sums;
 }
 
-void scale_(const at::Tensor& matrix, const double* rows, const double* columns) {
-  with_type(matrix, [&](auto zero) {
-    using T = decltype(zero);
-    const Matrix<T> x{matrix.mutable_data_ptr<T>(), matrix.size(0), matrix.size(1)};
-    const Converted<T> row(rows, x.rows);
-    const Converted<T> column(columns, x.columns);
-    at::parallel_for(0, x.rows, grain(x.columns), [&](int64_t begin, int64_t end) {
-      scale_(x, row.get(), column.get(), begin, end);
-    });
-  });
-  // As an operation of ATen would: autograd has to know.
-  matrix.unsafeGetTensorImpl()->bump_version();
-}
-
 }  // namespace ddc::kernels

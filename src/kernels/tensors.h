@@ -37,7 +37,5 @@ at::Tensor squares(const at::Tensor& matrix, int64_t along, const at::Tensor& we
 void squares(const at::Tensor& matrix, int64_t along, const double* weights, double* sums);
 /// Sums over the rows, float64, [1, columns].
 at::Tensor column_sums(const at::Tensor& matrix);
-/// Multiplies by factors per row and per column; either may be null.
-void scale_(const at::Tensor& matrix, const double* rows, const double* columns);
 
 }  // namespace ddc::kernels

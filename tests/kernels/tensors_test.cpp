@@ -72,29 +72,6 @@ TEST(Kernels, SumColumns) {
   }
 }
 
-TEST(Kernels, ScaleRowsAndColumns) {
-  with_threads([] {
-    for (const auto type : {at::kFloat, at::kDouble}) {
-      const auto x = random({130, 257}, type, 4);
-      const auto rows = random({130, 1}, at::kDouble, 5);
-      const auto columns = random({1, 257}, at::kDouble, 6);
-      for (const auto& row : {at::Tensor(), rows}) {
-        for (const auto& column : {at::Tensor(), columns}) {
-          auto expected = x.to(at::kDouble);
-          if (row.defined()) expected = expected * row;
-          if (column.defined()) expected = expected * column;
-          auto actual = x.clone();
-          const auto version = actual._version();
-          kernels::scale_(actual, row.defined() ? row.const_data_ptr<double>() : nullptr,
-                          column.defined() ? column.const_data_ptr<double>() : nullptr);
-          EXPECT_GT(actual._version(), version) << "autograd must know of it";
-          EXPECT_TRUE(at::allclose(actual.to(at::kDouble), expected, tolerance(type), 0));
-        }
-      }
-    }
-  });
-}
-
 TEST(Kernels, FindWhatIsNotFinite) {
   for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
     const auto fine = random({40000}, type, 7);
