@@ -57,7 +57,7 @@ Coordinates default_coordinates(const GaugePlan& gauge, const std::vector<Tensor
 }
 
 // How often a gauge is moved back to its section at the canonical place, where the treatment does not
-// say. Scales, shifts and exchanges cost a pass over the weights, and are moved in every step.
+// say. Scales, shifts and exchanges cost at most a pass over the weights, and are moved in every step.
 
 /// Of gauges that mix channels, whose move is a product of matrices.
 constexpr int64_t kStepsBetweenTurns = 10;

@@ -21,13 +21,12 @@ constexpr double kRoundingOfFloat = 1e-6;
 /// How far rounding may take a gain from +-1.
 constexpr double kOfOne = 1e-6;
 
-std::vector<int64_t> channels_of(const Gauge& gauge, const ddc::Leg& leg, size_t size) {
+std::vector<int64_t> channels_of(const ddc::Leg& leg, size_t size) {
   auto result = leg.channel_of;
   if (result.empty()) {
     result.resize(size);
     std::iota(result.begin(), result.end(), 0);
   }
-  (void)gauge;
   return result;
 }
 
@@ -82,8 +81,7 @@ bool Deferred::take_scale(const Plan& plan, size_t k) {
     const size_t entry = entry_of(plan, leg.tensor);
     entries_[entry].scaled[axis] = true;
     scale.legs.push_back(
-        {entry, axis, leg.exponent,
-         channels_of(gauge.gauge, gauge.gauge.legs[l], entries_[entry].size(axis))});
+        {entry, axis, leg.exponent, channels_of(gauge.gauge.legs[l], entries_[entry].size(axis))});
   }
   scales_.push_back(std::move(scale));
   return true;
@@ -102,8 +100,7 @@ bool Deferred::take_shift(const Plan& plan, size_t k) {
     const bool as_row = tensor.dim() == 1 && own.axis < 0;
     if (!one_vector && !as_row && tensor.dim() != 2) return false;
     const auto axis = as_row ? size_t{0} : static_cast<size_t>(own.axis);
-    auto channel_of =
-        channels_of(gauge.gauge, own, as_row ? 1 : static_cast<size_t>(tensor.size(own.axis)));
+    auto channel_of = channels_of(own, as_row ? 1 : static_cast<size_t>(tensor.size(own.axis)));
     if (!one_vector && !is_whole(channel_of)) return false;
     if (leg.gain && (gauge.legs.size() > 1 || one_vector)) return false;
     // What the bias beside it takes up: nothing, where the norm's shift is emptied.
@@ -137,8 +134,8 @@ bool Deferred::take_exchange(const Plan& plan, size_t k) {
   const auto& first = gauge.legs.front();
   const auto& source = plan.tensors[first.tensor];
   if (source.tensor.dim() != 1 || source.offset != 0 || first.exponent != 1) return false;
-  auto channel_of = channels_of(gauge.gauge, gauge.gauge.legs.front(),
-                                static_cast<size_t>(source.tensor.size(0)));
+  auto channel_of =
+      channels_of(gauge.gauge.legs.front(), static_cast<size_t>(source.tensor.size(0)));
   std::vector<int64_t> count(static_cast<size_t>(gauge.gauge.channels));
   for (const int64_t c : channel_of) {
     if (c >= 0 && ++count[static_cast<size_t>(c)] > 1) return false;
@@ -155,7 +152,7 @@ bool Deferred::take_exchange(const Plan& plan, size_t k) {
     const auto axis = static_cast<size_t>(leg.map.axis());
     const auto& tensor = plan.tensors[leg.tensor].tensor;
     const size_t entry = entry_of(plan, leg.tensor);
-    auto channels = channels_of(gauge.gauge, gauge.gauge.legs[l], entries_[entry].size(axis));
+    auto channels = channels_of(gauge.gauge.legs[l], entries_[entry].size(axis));
     if (!leg.bias) {
       if (tensor.dim() != 1) return false;
       exchange.sinks.push_back({std::nullopt, 0, entry, std::move(channels)});
@@ -194,7 +191,7 @@ bool Deferred::take_planes(const Plan& plan, size_t k) {
     const size_t entry = entry_of(plan, leg.tensor);
     auto& of_tensor = items[entry];
     if (entries_[entry].turned) return false;
-    const auto channel_of = channels_of(gauge.gauge, own, entries_[entry].size(0));
+    const auto channel_of = channels_of(own, entries_[entry].size(0));
     std::vector<std::vector<int64_t>> members(static_cast<size_t>(gauge.gauge.channels));
     for (size_t i = 0; i < channel_of.size(); ++i) {
       if (channel_of[i] >= 0)

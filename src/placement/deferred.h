@@ -26,7 +26,7 @@ class Deferred {
 
   /// Takes what it can of `gauges`; `exchanges` are those among them in the order in which they are emptied;
   /// `planes`: rotary planes too, if nothing else turns their tensors.
-  /// None if there are no scales, or one of them is no matter of rows and columns: both sides on one
+  /// None if there is nothing to take, or a scale that is no matter of rows and columns: both sides on one
   /// tensor, exponents that differ within a side, tensors of more than two axes.
   static std::optional<Deferred> make(const Plan& plan, const std::vector<size_t>& gauges,
                                       const std::vector<size_t>& exchanges, bool planes);
@@ -71,9 +71,8 @@ class Deferred {
 
   /// Makes them, also to the gradients that are there (`gradients`).
   void settle_(bool gradients);
-  /// A copy of a tensor with its pending moves made.
+  /// A tensor as it is after its pending moves: a copy, or the tensor itself if there are none.
   at::Tensor settled(size_t tensor) const;
-  bool holds(size_t tensor) const { return index_.contains(tensor); }
   /// What is pending as tensors, by place in the plan: made once, updated by `publish_`, read by `resume_`.
   std::map<size_t, at::Tensor>& published() { return published_; }
   void make_published_();
