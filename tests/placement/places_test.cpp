@@ -254,11 +254,11 @@ std::vector<Network> networks() {
   return result;
 }
 
-/// Largest relative difference of losses over 100 steps. In float32 1e-6 is wanted, and missed on some
-/// networks (0.5e-6 to 4e-6): at the canonical place a step is made by other loops, which round otherwise,
-/// and the move after it is rounded again.
+/// Largest relative difference of losses over 100 steps. In float32 the base rule rounds every step, in place
+/// too but in float64 coordinates: what AdamW without gauges parts by from itself in float64 comes on top. (On
+/// five networks that is 1e-6 to 3e-6 by itself, and the canonical place is as far from float64 as AdamW is.)
 constexpr double kOneAlgorithm = 1e-13;
-constexpr double kOneAlgorithmFloat = 5e-6;
+constexpr double kOneAlgorithmFloat = 1e-6;
 /// The same for chains of scales: in place their section is found to rounding in every step, at the
 /// canonical place by a fixed number of sweeps.
 constexpr double kChains = 1e-5;
@@ -270,6 +270,28 @@ class OneAlgorithm : public ::testing::TestWithParam<Network> {
 
 TEST_P(OneAlgorithm, AtBothPlacesForScalesAndShifts) { expect_over(20); }
 TEST_P(OneAlgorithm, AtBothPlacesForScalesAndShiftsLong) { expect_over(100); }
+
+/// How far the losses of AdamW in float32 part from those in float64, from the same weights.
+double rounding_of_adamw(const Network& network, const AdamOptions& options, uint64_t steps) {
+  const auto params = network.testbed.init(network.seed, at::kFloat);
+  Parameters wide;
+  for (const auto& [name, tensor] : params) {
+    wide.add(name, tensor.detach().to(at::kDouble).requires_grad_());
+  }
+  DDCAdam narrow_steps(params, {}, options);
+  DDCAdam wide_steps(wide, {}, options);
+  double apart = 0;
+  for (uint64_t step = 0; step < steps; ++step) {
+    const auto loss = [&](const Parameters& weights, at::ScalarType type) {
+      return backward(network.testbed, weights, network.testbed.batch(1000 + step, type));
+    };
+    const double one = loss(wide, at::kDouble);
+    apart = std::max(apart, std::abs(loss(params, at::kFloat) - one) / std::abs(one));
+    narrow_steps.step();
+    wide_steps.step();
+  }
+  return apart;
+}
 
 void OneAlgorithm::expect_over(uint64_t steps) {
   const auto& [name, bed, seed] = GetParam();
@@ -296,7 +318,9 @@ void OneAlgorithm::expect_over(uint64_t steps) {
     const auto& components = second.frame().plan().components;
     const bool chain = std::any_of(components.begin(), components.end(),
                                    [](const Component& each) { return each.coupled; });
-    const double one = type == at::kDouble ? kOneAlgorithm : kOneAlgorithmFloat;
+    const double one = type == at::kDouble
+                           ? kOneAlgorithm
+                           : kOneAlgorithmFloat + rounding_of_adamw(GetParam(), options, steps);
     EXPECT_LE(apart, chain ? kChains : one) << type;
   }
 }
