@@ -65,12 +65,12 @@ step-memory: build/release/build.ninja  ## print what a step takes of memory, be
 	cmake --build --preset release -j $(JOBS) --target step_memory
 	OMP_NUM_THREADS=1 build/release/examples/step_memory
 
-generated: python  ## write what is made from declarations: python/ddc/optimizers.pyi, docs/options.md
+generated: python  ## write what is made from declarations: python/ddc/optimizers.pyi, docs/reference/options.md
 	$(PYTHON) scripts/stubs.py
-	$(PYTHON) scripts/options_table.py > docs/options.md
+	$(PYTHON) scripts/options_table.py > docs/reference/options.md
 
-families: python  ## find the symmetries of transformers' and timm's models, and write docs/families.md
-	$(PYTHON) examples/python/families.py --write docs/families.md
+families: python  ## find the symmetries of transformers' and timm's models, and write docs/reference/families.md
+	$(PYTHON) examples/python/families.py --write docs/reference/families.md
 
 fine-tune: python  ## fine-tune two copies of a pretrained model, and write out/fine_tune.html
 	$(PYTHON) examples/python/fine_tune.py

@@ -53,7 +53,7 @@ def named(model: torch.nn.Module) -> Named:
 def generator_of(gauge: Any, before: Named, after: Named) -> torch.Tensor:
     """Skew A, per block, with A x the part along the orbit of what takes `before` to `after`.
 
-    It solves M A + A M = D x^T - x D^T (docs/construction.md), in the eigenbasis of M.
+    It solves M A + A M = D x^T - x D^T (docs/explanation/construction.md), in the eigenbasis of M.
     """
     product = _C.overlap(gauge, before, after)
     values, vectors = torch.linalg.eigh(_C.overlap(gauge, before, before))

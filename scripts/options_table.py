@@ -1,6 +1,6 @@
-"""Prints docs/options.md: the options of optimizers and treatments, from their only declaration.
+"""Prints docs/reference/options.md: the options of optimizers and treatments, from their only declaration.
 
-python scripts/options_table.py > docs/options.md
+python scripts/options_table.py > docs/reference/options.md
 """
 
 from ddc import _C

@@ -1,8 +1,8 @@
 """Symmetries of model families as `transformers` and `timm` ship them, found from a loss alone.
 
-Small models with random weights, float64. Prints the table of docs/families.md:
+Small models with random weights, float64. Prints the table of docs/reference/families.md:
 
-    python examples/python/families.py [--write docs/families.md] [names of families]
+    python examples/python/families.py [--write docs/reference/families.md] [names of families]
 """
 
 from __future__ import annotations
@@ -711,7 +711,7 @@ What `ddc.discover` finds in unmodified models of `transformers` and `timm`, and
 layers, from the model and a loss alone. Small models (two layers, width 8 to 12) with random weights,
 float64. Written by
 
-    python examples/python/families.py --write docs/families.md
+    python examples/python/families.py --write docs/reference/families.md
 
 - **gauges**: how many there are, and the sum of their dimensions; `print(group)` lists them.
 - **residual**: of all gauges together at the gate, and what it may be.

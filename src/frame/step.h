@@ -17,7 +17,7 @@ class Frame;
 ///     lift      x -> weights, at the place on the orbit where they are held
 ///
 /// Between the two projections a base rule turns gradients into steps; it sees X and dL/dX only,
-/// so the whole step commutes with every gauge whatever the rule (docs/construction.md).
+/// so the whole step commutes with every gauge whatever the rule (docs/explanation/construction.md).
 ///
 /// Nothing of the size of a tensor is kept longer than it is needed: before the step, coordinates are
 /// computed from the weights where they are wanted; gradients turn into steps one by one, steps into stepped

@@ -220,12 +220,12 @@ def test_the_command_says_what_is_wrong(diff, files):
 
 
 def test_the_code_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
-    text = (Path(__file__).parents[2] / "docs" / "python.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "python.md").read_text()
     section = text.split("## Place, hold, compare")[1].split("\n## ")[0]
     code = section.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(compile(code, "docs/python.md", "exec"), names)
+    exec(compile(code, "docs/reference/python.md", "exec"), names)
     learned, apart_from_each_other = map(float, capsys.readouterr().out.split()[:2])
     assert learned > 1e-2 > 1e-10 > apart_from_each_other
     assert apart(names["moved"], names["model"]) < 1e-12

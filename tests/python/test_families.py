@@ -36,7 +36,7 @@ def test_a_family_trains_the_same_wherever_on_its_orbit_it_starts(family: famili
 
     parameters = sum(tensor.numel() for tensor in model.parameters())
     row = f"| {family.name} | {parameters} | {len(group.gauges)} | {group.dimension} |"
-    assert row in (ROOT / "docs" / "families.md").read_text()
+    assert row in (ROOT / "docs" / "reference" / "families.md").read_text()
 
 
 @pytest.mark.long
@@ -49,7 +49,7 @@ def test_more_families_have_what_the_table_says(family: families.Family) -> None
     assert group.residual <= group.tolerance < 1e-11
     parameters = sum(tensor.numel() for tensor in model.parameters())
     row = f"| {family.name} | {parameters} | {len(group.gauges)} | {group.dimension} |"
-    assert row in (ROOT / "docs" / "families.md").read_text()
+    assert row in (ROOT / "docs" / "reference" / "families.md").read_text()
 
 
 def test_weights_as_small_as_usual_show_the_same_symmetries() -> None:

@@ -184,7 +184,7 @@ def test_the_table_of_options_in_the_docs_is_the_declaration():
     root = Path(__file__).parents[2]
     command = [sys.executable, str(root / "scripts" / "options_table.py")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed == (root / "docs" / "options.md").read_text()
+    assert printed == (root / "docs" / "reference" / "options.md").read_text()
 
 
 # ------------------------------------------------------------------------------------------------
