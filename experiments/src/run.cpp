@@ -327,7 +327,7 @@ void read_field(const Json& json, const std::string& name, T& value) {
 }
 
 /// Makes what a run is made of, to learn before anything is written whether it can be: gauges and the base
-/// rule refuse treatments that do not go with them. Once for all seeds.
+/// rule refuse treatments that do not go with them, meters what there is not to be seen. Once for all seeds.
 void try_out(const RunConfig& config) {
   static std::set<std::string> passed;
   auto without_seed = config;
@@ -337,7 +337,10 @@ void try_out(const RunConfig& config) {
   const auto testbed = testbed_entry(config.testbed).make(config.testbed_settings);
   const auto params =
       testbed.init(config.seed, config.dtype == "float64" ? at::kDouble : at::kFloat);
-  optimizer_entry(config.optimizer).make(config.optimizer_settings, params, testbed.gauges(params));
+  const auto gauges = testbed.gauges(params);
+  const auto optimizer =
+      optimizer_entry(config.optimizer).make(config.optimizer_settings, params, gauges);
+  Meters(config.meters, {testbed, params, gauges, *optimizer});
   passed.insert(what);
 }
 

@@ -6,9 +6,9 @@
 
 #include <algorithm>
 
-#include "discover/kernel_probe.h"
-#include "discover/loss_jacobian.h"
 #include "geometry/completeness_orbits.h"
+#include "geometry/kernel_probe.h"
+#include "geometry/loss_jacobian.h"
 #include "geometry/tangents.h"
 
 namespace ddc {
@@ -132,8 +132,8 @@ Completeness estimate(const std::vector<Gauge>& gauges, const Parameters& params
       // Rows are orthogonal to the orbits, so that the iteration does not bring them back, but for
       // rounding.
       const auto rest =
-          kernel_part([&](const at::Tensor& each) { return probe.product(each); },
-                      orbits.without(drawn * probe.scale().ne(0)), iterations, nothing_seen);
+          kernel_part(probe.as_operator(), orbits.without(drawn * probe.scale().ne(0)), iterations,
+                      nothing_seen);
       converged = converged && rest.converged;
       shares += orbits.without(rest.vector).square();
     }

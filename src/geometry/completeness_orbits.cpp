@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "ddc/gauge/action.h"
-#include "discover/kernel_probe.h"
+#include "geometry/kernel_probe.h"
 
 namespace ddc {
 namespace {
@@ -31,7 +31,7 @@ at::Tensor random_signs(int64_t size, const at::Generator& generator) {
 
 /// The dimension of the kernel of `matrix` in the space that `draw` draws from, with variance one in
 /// every direction: as many vectors as have independent parts in it. Of a large one, an estimate.
-int64_t kernel_dimension(const SymmetricProduct& matrix, const std::function<at::Tensor()>& draw) {
+int64_t kernel_dimension(const LinearOperator& matrix, const std::function<at::Tensor()>& draw) {
   std::vector<at::Tensor> basis;
   double squares = 0;
   for (int64_t i = 0; i < most_overlaps; ++i) {
@@ -141,9 +141,9 @@ at::Tensor Orbits::moves_frozen(const at::Tensor& elements) const {
 
 at::Tensor Orbits::holding_still(const at::Tensor& elements) const {
   if (all_size_ == trainable_size_) return elements;
-  return kernel_part([&](const at::Tensor& each) { return moves_frozen(each); }, elements,
-                     most_iterations, frozen_tolerance)
-      .vector;
+  const auto frozen = LinearOperator::symmetric(
+      algebra_size_, [&](const at::Tensor& each) { return moves_frozen(each); });
+  return kernel_part(frozen, elements, most_iterations, frozen_tolerance).vector;
 }
 
 at::Tensor Orbits::charges(const at::Tensor& vector) const {
@@ -163,7 +163,9 @@ at::Tensor Orbits::without(const at::Tensor& vector) const {
   const auto along = [&](const at::Tensor& each) { return tangent(charges(each)); };
   // Of a part that is rounding, an iteration would divide rounding by rounding.
   if ((along(vector).norm() <= 1e-13 * vector.norm()).item<bool>()) return vector.clone();
-  return kernel_part(along, vector, most_iterations, tolerance).vector;
+  return kernel_part(LinearOperator::symmetric(trainable_size_, along), vector, most_iterations,
+                     tolerance)
+      .vector;
 }
 
 int64_t Orbits::dimension(const at::Generator& generator) const {
@@ -187,11 +189,13 @@ int64_t Orbits::dimension(const at::Generator& generator) const {
     }
   }
   if (moving.any().item<bool>()) {
-    result += kernel_dimension([&](const at::Tensor& each) { return moves_frozen(each) * moving; },
-                               [&] { return draw() * moving; });
+    const auto frozen = LinearOperator::symmetric(
+        algebra_size_, [&](const at::Tensor& each) { return moves_frozen(each) * moving; });
+    result += kernel_dimension(frozen, [&] { return draw() * moving; });
   }
-  return result - kernel_dimension([&](const at::Tensor& each) { return charges(tangent(each)); },
-                                   [&] { return holding_still(draw()); });
+  const auto lengths = LinearOperator::symmetric(
+      algebra_size_, [&](const at::Tensor& each) { return charges(tangent(each)); });
+  return result - kernel_dimension(lengths, [&] { return holding_still(draw()); });
 }
 
 }  // namespace ddc

@@ -6,8 +6,7 @@
 
 #include <algorithm>
 
-#include "discover/loss_jacobian.h"
-#include "geometry/forward_level.h"
+#include "geometry/loss_jacobian.h"
 #include "geometry/output_factor.h"
 
 namespace ddc {
@@ -115,16 +114,6 @@ struct Curvature::Impl {
     }
   }
 
-  /// A batch, and the derivative of its outputs in a direction; undefined if there is none.
-  std::pair<Evaluation, at::Tensor> forward(const at::Tensor& vector, uint64_t batch) const {
-    const ForwardLevel level;
-    trainable.set_tangent(vector, level.index());
-    auto evaluation = evaluate(batch);
-    at::Tensor tangent = evaluation.outputs._fw_grad(level.index());
-    if (tangent.defined()) tangent = tangent.detach();
-    return {std::move(evaluation), tangent};
-  }
-
   /// Back twice: more operations can be differentiated so than forward through the way back.
   at::Tensor hessian_product(const at::Tensor& vector) const {
     std::vector<at::Tensor> inputs;
@@ -163,7 +152,7 @@ struct Curvature::Impl {
     auto sum = at::zeros({trainable.size()}, vectors());
     for (int64_t i = 0; i < options.batches; ++i) {
       const auto batch = static_cast<uint64_t>(i);
-      const auto [evaluation, tangent] = forward(vector, batch);
+      const auto [evaluation, tangent] = trainable.forward(evaluate, batch, vector);
       if (!tangent.defined()) continue;
       const auto cotangent = batches[i].product(evaluation, tangent);
       add_(sum, trainable.derivatives(evaluation.outputs, cotangent, batch));
@@ -177,7 +166,8 @@ struct Curvature::Impl {
     const at::AutoGradMode enable_grad(true);
     std::vector<at::Tensor> parts;
     for (int64_t i = 0; i < options.batches; ++i) {
-      const auto [evaluation, tangent] = forward(vector, static_cast<uint64_t>(i));
+      const auto [evaluation, tangent] =
+          trainable.forward(evaluate, static_cast<uint64_t>(i), vector);
       const at::NoGradGuard no_grad;
       const int64_t size = root ? batches[i].columns() : outputs_of[i];
       if (!tangent.defined()) {
@@ -219,7 +209,7 @@ struct Curvature::Impl {
       for (int64_t k = 0; k < size; ++k) {
         auto axis = at::zeros({size}, vectors());
         axis[k].fill_(1);
-        const auto [evaluation, tangent] = forward(axis, batch);
+        const auto [evaluation, tangent] = trainable.forward(evaluate, batch, axis);
         columns.push_back(tangent.defined()
                               ? matrix.transposed(evaluation, tangent).to(at::kCPU, at::kDouble)
                               : at::zeros({count}, at::kDouble));

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <limits>
 
-#include "discover/loss_jacobian.h"
 #include "geometry/completeness_orbits.h"
+#include "geometry/loss_jacobian.h"
 
 namespace ddc {
 

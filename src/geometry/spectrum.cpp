@@ -8,8 +8,8 @@
 #include <ostream>
 
 #include "ddc/geometry/curvature.h"
-#include "discover/loss_jacobian.h"
 #include "geometry/completeness_orbits.h"
+#include "geometry/loss_jacobian.h"
 #include "geometry/tangents.h"
 
 namespace ddc {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "ddc/geometry/completeness.h"
-#include "discover/loss_jacobian.h"
+#include "geometry/loss_jacobian.h"
 
 namespace ddc {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "ddc/gauge/gauge.h"
-#include "discover/loss_jacobian.h"
+#include "geometry/loss_jacobian.h"
 
 namespace ddc {
 

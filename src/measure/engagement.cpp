@@ -7,9 +7,9 @@
 #include <cmath>
 
 #include "ddc/optim/adam.h"
-#include "discover/loss_jacobian.h"
 #include "discover/restore.h"
 #include "frame/frame.h"
+#include "geometry/loss_jacobian.h"
 #include "linalg/rotation.h"
 
 namespace ddc {

@@ -1,11 +1,11 @@
 #include "ddc/testbeds/diagonal_network.h"
 
 #include <ATen/ATen.h>
-#include <torch/csrc/autograd/autograd.h>
 
 #include <cmath>
 
 #include "ddc/gauge/rescale.h"
+#include "ddc/geometry/curvature.h"
 #include "draw.h"
 #include "layers.h"
 #include "options.h"
@@ -26,24 +26,21 @@ int64_t dead_coordinate(const DiagonalNetworkOptions& options) {
 }
 
 /// The order k with which the function vanishes at the dead point u = v = 0 of one coordinate, the others
-/// as they are: along the balanced mode u = v = t the Gauss-Newton Fisher, the mean square of the
-/// derivative of the outputs, goes like t^(2 (k - 1)).
-double dead_point_order(const Parameters& params, const at::Tensor& inputs, int64_t coordinate) {
-  const at::AutoGradMode grad(true);
-  const auto log_fisher = [&](double at_t) {
-    const auto t = at::full({}, at_t, at::kDouble).requires_grad_(true);
-    const auto set = [&](const char* name) {
-      const auto chosen = at::zeros({params[name].tensor.size(0)}, at::kDouble)
-                              .index_fill_(0, at::full({1}, coordinate, at::kLong), 1);
-      return params[name].tensor.detach().to(at::kDouble) * (1 - chosen) + t * chosen;
-    };
-    // The derivative of every output at once: twice through the gradient of a weighted sum.
-    const auto weights = at::ones({inputs.size(0)}, at::kDouble).requires_grad_(true);
-    const auto sum = inputs.matmul(set("u") * set("v")).dot(weights);
-    const auto slope =
-        torch::autograd::grad({sum}, {t}, {}, std::nullopt, /*create_graph=*/true)[0];
-    const auto derivatives = torch::autograd::grad({slope}, {weights})[0];
-    return std::log(derivatives.square().mean().item<double>());
+/// as they are: along the balanced mode u = v = t the Fisher matrix goes like t^(2 (k - 1)).
+double dead_point_order(const Testbed& bed, const Parameters& params, int64_t coordinate) {
+  const auto log_fisher = [&](double t) {
+    Parameters at_t;
+    std::vector<at::Tensor> mode;
+    for (const auto& [name, tensor] : params) {
+      auto value = tensor.detach().to(at::kDouble).clone();
+      value[coordinate].fill_(t);
+      mode.push_back(at::zeros_like(value));
+      mode.back()[coordinate].fill_(1);
+      at_t.add(name, value.requires_grad_(true));
+    }
+    const auto direction = at::cat(mode);
+    const Curvature fisher(at_t, evaluation_of(bed, at_t));
+    return std::log(at::dot(direction, fisher.product(direction)).item<double>());
   };
   const double far = 1e-2;
   const double near = 1e-4;
@@ -84,11 +81,10 @@ Testbed diagonal_network(const DiagonalNetworkOptions& options) {
   bed.gauges = [](const Parameters& params) {
     return std::vector<Gauge>{diagonal_linear({.u = params["u"], .v = params["v"]})};
   };
-  bed.observe = [batch = bed.batch(0, at::kDouble),
-                 dead = dead_coordinate(options)](const Parameters& params) -> Observations {
+  bed.observe = [bed, dead = dead_coordinate(options)](const Parameters& params) -> Observations {
     const auto mode = (params["u"].tensor / params["v"].tensor).detach().abs().log();
     return {{"mode_norm", mode.to(at::kDouble).norm().item<double>()},
-            {"order", dead_point_order(params, batch.inputs, dead)}};
+            {"order", dead_point_order(bed, params, dead)}};
   };
   return bed;
 }

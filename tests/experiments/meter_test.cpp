@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <map>
 #include <string>
+#include <vector>
 
 #include "ddc/experiments/run.h"
 #include "support/errors.h"
@@ -79,6 +81,18 @@ TEST(Meters, GoOnWhereAnInterruptedRunStopped) {
   EXPECT_FALSE(execute(config, parts.path, {.interrupted = [&] { return ++asked == 4; }}));
   execute(config, parts.path);
   EXPECT_EQ(read_metrics(parts.path).back().values.at("arc"), expected);
+}
+
+TEST(Meters, ThatDoNotGoWithTheNetworkAreRefusedBeforeAnythingIsWritten) {
+  for (const auto& [meter, words] : std::map<std::string, std::vector<std::string>>{
+           {"activations", {"activations", "relu teacher-student", "no nodes"}},
+           {"fisher:tensors=layers.7.*", {"fisher", "layers.7.*"}}}) {
+    auto config = small_run();
+    config.meters = Json::array({parse_meter(meter)});
+    const RunFolder folder;
+    expect_error([&] { execute(config, folder.path); }, words);
+    EXPECT_FALSE(std::filesystem::exists(folder.path));
+  }
 }
 
 TEST(Meters, AreRefusedByName) {

@@ -4,15 +4,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
-#include "discover/loss_jacobian.h"
+#include "ddc/geometry/curvature.h"
+#include "geometry/loss_jacobian.h"
 
 namespace ddc {
-
-/// A symmetric positive semidefinite matrix: its product with a vector.
-using SymmetricProduct = std::function<at::Tensor(const at::Tensor&)>;
 
 struct KernelPart {
   at::Tensor vector;
@@ -21,11 +18,11 @@ struct KernelPart {
   bool converged = false;
 };
 
-/// Takes the range of the matrix out of `start`, one product per iteration, and leaves the part in its
+/// Takes the range of a symmetric positive semidefinite matrix out of `start`, one product per iteration, and leaves the part in its
 /// kernel: conjugate residuals. After k iterations what is left is the shortest vector of start +
 /// span(A start, .., A^k start), so that what is taken out is always in the range, and what is left never
 /// shorter than the part in the kernel. Memory: four vectors.
-KernelPart kernel_part(const SymmetricProduct& matrix, const at::Tensor& start, int64_t iterations,
+KernelPart kernel_part(const LinearOperator& matrix, const at::Tensor& start, int64_t iterations,
                        double tolerance);
 
 /// The Jacobian of what a loss sees, as an operator: by forward and backward differentiation of a fixed
@@ -43,10 +40,12 @@ class KernelProbe {
   /// Of one product with J^T J: multiplications of an entry of the parameters with one of the batch, about.
   double work() const { return work_; }
 
-  /// J^T J times the direction, in the units above. One evaluation of every batch.
-  at::Tensor product(const at::Tensor& direction) const;
+  /// J^T J in the units above. A product takes one evaluation of every batch.
+  LinearOperator as_operator() const;
 
  private:
+  at::Tensor product(const at::Tensor& direction) const;
+
   const Trainable& trainable_;
   const Evaluate& evaluate_;
   int64_t batches_ = 0;

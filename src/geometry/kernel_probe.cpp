@@ -1,11 +1,9 @@
-#include "discover/kernel_probe.h"
+#include "geometry/kernel_probe.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-
-#include "geometry/forward_level.h"
 
 namespace ddc {
 namespace {
@@ -35,7 +33,7 @@ at::Tensor units_of(const at::Tensor& scale) {
 
 }  // namespace
 
-KernelPart kernel_part(const SymmetricProduct& matrix, const at::Tensor& start, int64_t iterations,
+KernelPart kernel_part(const LinearOperator& matrix, const at::Tensor& start, int64_t iterations,
                        double tolerance) {
   KernelPart result{start.clone()};
   auto& rest = result.vector;
@@ -43,7 +41,7 @@ KernelPart kernel_part(const SymmetricProduct& matrix, const at::Tensor& start, 
   double square = 0;
   double first = 0;
   for (; result.iterations < iterations; ++result.iterations) {
-    auto image = matrix(rest);
+    auto image = matrix.product(rest);
     const double next = product_of(rest, image);
     if (result.iterations == 0) first = next;
     result.converged = next <= tolerance * tolerance * first;
@@ -85,6 +83,11 @@ KernelProbe::KernelProbe(const Trainable& trainable, const Evaluate& evaluate,
           std::max(positions / sampled_batches, least_positions);
 }
 
+LinearOperator KernelProbe::as_operator() const {
+  return LinearOperator::symmetric(trainable_.size(),
+                                   [this](const at::Tensor& vector) { return product(vector); });
+}
+
 at::Tensor KernelProbe::product(const at::Tensor& direction) const {
   const at::AutoGradMode enable_grad(true);
   const auto units = units_of(scale_);
@@ -92,18 +95,10 @@ at::Tensor KernelProbe::product(const at::Tensor& direction) const {
   auto sum = at::zeros_like(moved);
   for (int64_t i = 0; i < batches_; ++i) {
     const auto batch = static_cast<uint64_t>(i);
-    at::Tensor derivative;
-    const auto evaluation = [&] {
-      // Gone before the way back, which would differentiate itself otherwise.
-      const ForwardLevel level;
-      trainable_.set_tangent(moved, level.index());
-      auto result = evaluate_(batch);
-      derivative = result.outputs._fw_grad(level.index());
-      return result;
-    }();
+    const auto [evaluation, derivative] = trainable_.forward(evaluate_, batch, moved);
     if (!derivative.defined()) continue;
     const auto visible = seen_of(evaluation, trainable_.size(), batch);
-    sum += trainable_.derivative(evaluation.outputs, visible.project(derivative.detach()), batch);
+    sum += trainable_.derivative(evaluation.outputs, visible.project(derivative), batch);
   }
   return sum.mul_(units);
 }

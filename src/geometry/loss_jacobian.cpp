@@ -1,15 +1,29 @@
-#include "discover/loss_jacobian.h"
+#include "geometry/loss_jacobian.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/forward_grad.h>
 
 #include <algorithm>
 #include <limits>
 
 namespace ddc {
 namespace {
+
+/// A level of forward differentiation. All derivatives of the level are gone with it.
+class ForwardLevel {
+ public:
+  ForwardLevel() : index_(torch::autograd::ForwardADLevel::get_next_idx()) {}
+  ForwardLevel(const ForwardLevel&) = delete;
+  ForwardLevel& operator=(const ForwardLevel&) = delete;
+  ~ForwardLevel() { torch::autograd::ForwardADLevel::release_idx(index_); }
+  uint64_t index() const { return index_; }
+
+ private:
+  uint64_t index_;
+};
 
 double epsilon(const at::Tensor& values) {
   return values.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
@@ -128,16 +142,23 @@ at::Tensor Trainable::derivative(const at::Tensor& outputs, const at::Tensor& co
   return at::cat(parts);
 }
 
-void Trainable::set_tangent(const at::Tensor& direction, uint64_t level) const {
+std::pair<Evaluation, at::Tensor> Trainable::forward(const Evaluate& evaluate, uint64_t batch,
+                                                     const at::Tensor& direction) const {
+  // Gone before the way back, which would differentiate itself otherwise.
+  const ForwardLevel level;
   int64_t column = 0;
   for (const auto& each : aliases_) {
     const int64_t size = each.front().numel();
     const auto part = direction.narrow(0, column, size).view(each.front().sizes());
     column += size;
     for (const auto& alias : each) {
-      alias._set_fw_grad(part.to(alias.options()).clone(), level, /*is_inplace_op=*/false);
+      alias._set_fw_grad(part.to(alias.options()).clone(), level.index(), /*is_inplace_op=*/false);
     }
   }
+  auto evaluation = evaluate(batch);
+  at::Tensor derivative = evaluation.outputs._fw_grad(level.index());
+  if (derivative.defined()) derivative = derivative.detach();
+  return {std::move(evaluation), derivative};
 }
 
 LossJacobian::LossJacobian(const Parameters& params, Evaluate evaluate, uint64_t seed)

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ddc/discover/evaluate.h"
@@ -37,8 +38,9 @@ class Trainable {
   /// The same as one vector, in float64.
   at::Tensor derivative(const at::Tensor& outputs, const at::Tensor& cotangent,
                         uint64_t batch) const;
-  /// Gives the tensors the entries of `direction` as derivatives, for forward differentiation.
-  void set_tangent(const at::Tensor& direction, uint64_t level) const;
+  /// A batch, and the derivative of its outputs in a direction of the entries; undefined if there is none.
+  std::pair<Evaluation, at::Tensor> forward(const Evaluate& evaluate, uint64_t batch,
+                                            const at::Tensor& direction) const;
 
  private:
   Parameters table_;
@@ -63,7 +65,7 @@ struct Visible {
 /// dL/doutputs; undefined if the outputs are, or if the loss is not computed from them.
 at::Tensor loss_by_outputs(const Evaluation& evaluation, uint64_t batch);
 
-/// The derivative of what a loss sees of a model; see completeness.h.
+/// Rows of the derivative of what a loss sees of a model; see completeness.h.
 class LossJacobian {
  public:
   LossJacobian(const Parameters& params, Evaluate evaluate, uint64_t seed);
