@@ -1,6 +1,6 @@
 JOBS ?= $(shell nproc)
 PYTHON := .venv/bin/python
-SOURCES = $(shell find include src testbeds experiments cli examples tests python -name '*.h' -o -name '*.cpp')
+SOURCES = $(shell find include src python studies examples benchmarks tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
 .PHONY: help setup build wheel python test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune asan fuzz coverage format lint clean
@@ -25,11 +25,11 @@ python: wheel  ## install the Python package into .venv
 
 test: build python  ## run the tests
 	ctest --preset release
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile tests/python
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile tests/python studies/tests/python
 
 test-long: build python  ## run the tests that take long: wide sweeps, many steps
 	ctest --preset long
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile -m long tests/python
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile -m long tests/python studies/tests/python
 
 demo: build/release/build.ninja  ## show the symmetries of a network, two copies of one that stay the same function, and an experiment
 	cmake --build --preset release -j $(JOBS) --target ddc_cli same_function_twice
@@ -45,7 +45,7 @@ experiments: build/release/build.ninja  ## run the quick versions of all experim
 results: build/release/build.ninja  ## run all experiments in full (many hours; goes on where it stopped) into docs/results
 	@scripts/setup.sh data
 	cmake --build --preset release -j $(JOBS) --target ddc_cli
-	scripts/results.sh
+	studies/results.sh
 
 bench: build/release/build.ninja  ## time the kernels beside torch's fused AdamW
 	cmake --build --preset release -j $(JOBS) --target kernels_benchmark

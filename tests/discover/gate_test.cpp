@@ -12,7 +12,7 @@
 #include "ddc/gauge/shift.h"
 #include "ddc/testbeds/blocks.h"
 #include "support/errors.h"
-#include "testbeds/support.h"
+#include "support/testbeds.h"
 
 namespace ddc::tests {
 namespace {

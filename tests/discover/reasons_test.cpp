@@ -16,7 +16,7 @@
 #include "ddc/gauge/residual.h"
 #include "ddc/gauge/shift.h"
 #include "ddc/testbeds/blocks.h"
-#include "testbeds/support.h"
+#include "support/testbeds.h"
 
 namespace ddc::tests {
 namespace {

@@ -5,15 +5,13 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 #include <stdexcept>
 
 #include "ddc/discover/symmetry_group.h"
-#include "ddc/experiments/run.h"
 #include "ddc/io/safetensors.h"
 #include "ddc/optim/muon.h"
 #include "ddc/testbeds/blocks.h"
+#include "fuzz/files.h"
 
 namespace ddc::fuzz {
 namespace {
@@ -44,26 +42,6 @@ class MemoryFile {
  private:
   int fd_;
 };
-
-std::string contents(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
-/// A folder of this process alone.
-const fs::path& folder() {
-  static const struct Made {
-    fs::path path = fs::temp_directory_path() / ("ddc-fuzz-" + std::to_string(::getpid()));
-    Made() { fs::create_directories(path); }
-    ~Made() {
-      std::error_code ignored;
-      fs::remove_all(path, ignored);
-    }
-  } made;
-  return made.path;
-}
 
 // ---- safetensors ------------------------------------------------------------------------------------
 
@@ -143,58 +121,13 @@ void run_description(std::string_view bytes) {
 
 std::vector<std::string> seeds_of_description() { return {trained().state.description}; }
 
-// ---- The files of a run -------------------------------------------------------------------------------------
-
-/// The first byte says which file of a run the others are.
-void run_run(std::string_view bytes) {
-  if (bytes.empty()) return;
-  constexpr const char* names[] = {"config.json", "metrics.jsonl", "summary.json"};
-  const auto which = static_cast<unsigned char>(bytes.front()) % 3;
-  const auto path = folder() / "run";
-  fs::create_directories(path);
-  for (const auto* name : names) fs::remove(path / name);
-  std::ofstream(path / names[which], std::ios::binary) << bytes.substr(1);
-  switch (which) {
-    case 0:
-      experiments::completed(experiments::read_config(path));
-      break;
-    case 1:
-      experiments::read_metrics(path);
-      break;
-    default:
-      experiments::read_summary(path);
-  }
-}
-
-std::vector<std::string> seeds_of_run() {
-  const auto path = folder() / "seed";
-  fs::remove_all(path);
-  experiments::execute({.testbed = "relu_teacher_student",
-                        .testbed_settings = {{"d_hidden", 4}, {"samples", 8}},
-                        .optimizer = "ddc-adam",
-                        .steps = 4,
-                        .evaluate_every = 2},
-                       path);
-  return {std::string(1, '\0') + contents(path / "config.json"),
-          std::string(1, '\1') + contents(path / "metrics.jsonl"),
-          std::string(1, '\2') + contents(path / "summary.json")};
-}
-
 }  // namespace
 
 const std::vector<Target>& targets() {
   static const std::vector<Target> all = {{"safetensors", run_safetensors, seeds_of_safetensors},
                                           {"symmetries", run_symmetries, seeds_of_symmetries},
-                                          {"description", run_description, seeds_of_description},
-                                          {"run", run_run, seeds_of_run}};
+                                          {"description", run_description, seeds_of_description}};
   return all;
-}
-
-const Target& target(const std::string& name) {
-  for (const auto& each : targets()) {
-    if (each.name == name) return each;
-  }
-  throw std::logic_error("no fuzz target is called " + name);
 }
 
 }  // namespace ddc::fuzz

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -20,11 +21,15 @@ struct Target {
   std::vector<std::string> (*seeds)();
 };
 
-/// The readers of safetensors files, of symmetries, of the description of an optimizer's state in a
-/// checkpoint, and of the files of a run.
+/// Readers of safetensors files, of symmetries and of the description of an optimizer's state in a
+/// checkpoint; in the tests of the studies, of the files of a run.
 const std::vector<Target>& targets();
 
-/// The target called `name`.
-const Target& target(const std::string& name);
+inline const Target& target(const std::string& name) {
+  for (const auto& each : targets()) {
+    if (each.name == name) return each;
+  }
+  throw std::logic_error("no fuzz target is called " + name);
+}
 
 }  // namespace ddc::fuzz

@@ -13,7 +13,7 @@
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"
 #include "support/errors.h"
-#include "testbeds/support.h"
+#include "support/testbeds.h"
 
 namespace ddc {
 namespace {

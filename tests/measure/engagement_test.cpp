@@ -8,7 +8,7 @@
 
 #include "ddc/testbeds/blocks.h"
 #include "support/errors.h"
-#include "testbeds/support.h"
+#include "support/testbeds.h"
 
 namespace ddc {
 namespace {

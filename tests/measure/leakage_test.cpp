@@ -16,8 +16,8 @@
 #include "ddc/testbeds/teacher_student.h"
 #include "gauge/block_map.h"
 #include "support/errors.h"
+#include "support/testbeds.h"
 #include "support/training.h"
-#include "testbeds/support.h"
 
 namespace ddc::tests {
 namespace {

@@ -13,7 +13,7 @@ def configure(folder, *definitions):
         [
             "cmake",
             *("-S", str(ROOT), "-B", str(folder / "build"), "-G", "Ninja", "-DDDC_BUILD_PYTHON=ON"),
-            *(f"-DDDC_BUILD_{part}=OFF" for part in ("TESTBEDS", "EXAMPLES", "CLI", "TESTS")),
+            *(f"-DDDC_{part}=OFF" for part in ("BUILD_EXAMPLES", "BUILD_TESTS", "STUDIES")),
             *definitions,
         ],
         capture_output=True,
