@@ -3,65 +3,68 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src python studies examples benchmarks tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build wheel python test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune asan fuzz coverage format lint clean
+.PHONY: help setup build python wheel test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune asan fuzz coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
-setup:  ## install the Debian packages that are missing, and .venv
-	@scripts/setup.sh
+setup: setup-build  ## install the Debian packages that are missing, and .venv (scripts/setup.sh names more goals)
 
-build: build/release/build.ninja  ## build the library, the command line, the tests and the examples
+setup-%:
+	@scripts/setup.sh $*
+
+build: build/release/.tests python  ## build everything: the library, the Python package, the studies, the tests
 	cmake --build --preset release -j $(JOBS)
 
-wheel: build/release/build.ninja  ## build the Python package into dist/, with the extension of build/release
+python: build/release/build.ninja  ## build the library and the Python package, and install it into .venv
 	cmake --build --preset release -j $(JOBS) --target ddc_python
+	@$(MAKE) --no-print-directory .venv/.ddc
+
+wheel: python  ## the same: the wheel is in dist/
+
+EXTENSION = $(wildcard build/release/python/_C.*.so)
+.venv/.ddc: pyproject.toml README.md $(EXTENSION) $(shell find python/ddc -name '*.py*' -not -path '*/__pycache__*')
 	rm -rf dist
-	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w dist \
-	  -C build-dir=build/wheel -C cmake.define.DDC_EXTENSION="$$(ls $(CURDIR)/build/release/python/_C.*.so)" .
-
-python: wheel  ## install the Python package into .venv
+	$(call pip_wheel,$(PYTHON),dist) -C build-dir=build/wheel -C cmake.define.DDC_EXTENSION=$(CURDIR)/$(EXTENSION) .
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.whl
+	touch $@
 
-test: build python  ## run the tests
+pip_wheel = $(1) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w $(2)
+
+test: build  ## run the tests
 	ctest --preset release
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile tests/python studies/tests/python
 
-test-long: build python  ## run the tests that take long: wide sweeps, many steps
+test-long: build  ## run the tests that take long: wide sweeps, many steps
 	ctest --preset long
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile -m long tests/python studies/tests/python
 
-demo: build/release/build.ninja  ## show the symmetries of a network, two copies of one that stay the same function, and an experiment
-	cmake --build --preset release -j $(JOBS) --target ddc_cli same_function_twice
-	build/release/cli/ddc audit ln_relu --engagement 5
-	build/release/examples/same_function_twice
-	build/release/cli/ddc experiment --quick containment
+demo: python  ## find the symmetries of a transformer, and train two copies of one function: AdamW parts them, we do not
+	$(PYTHON) examples/python/quickstart.py --out out/demo
 
-experiments: build/release/build.ninja  ## run the quick versions of all experiments, and report
-	@scripts/setup.sh data
+experiments: build/release/.studies setup-data  ## run the quick versions of all experiments, and report
 	cmake --build --preset release -j $(JOBS) --target ddc_cli
 	build/release/cli/ddc experiment --quick all
 
-results: build/release/build.ninja  ## run all experiments in full (many hours; goes on where it stopped) into docs/results
-	@scripts/setup.sh data
+results: build/release/.studies setup-data  ## run all experiments in full (many hours; goes on where it stopped) into docs/results
 	cmake --build --preset release -j $(JOBS) --target ddc_cli
 	studies/results.sh
 
-bench: build/release/build.ninja  ## time the kernels beside torch's fused AdamW
+bench: build/release/.bench  ## time the kernels beside torch's fused AdamW
 	cmake --build --preset release -j $(JOBS) --target kernels_benchmark
 	OMP_NUM_THREADS=1 build/release/benchmarks/kernels_benchmark
 	OMP_NUM_THREADS=2 build/release/benchmarks/kernels_benchmark
 
-figures: build/release/build.ninja  ## print the measured figures of the README
+figures: build/release/.studies  ## print the measured figures of the README
 	cmake --build --preset release -j $(JOBS) --target figures
 	OMP_NUM_THREADS=1 build/release/examples/figures
 
-discovery-cost: build/release/build.ninja  ## print what discovery costs, from 2 to 24 layers
+discovery-cost: build/release/.studies  ## print what discovery costs, from 2 to 24 layers
 	cmake --build --preset release -j $(JOBS) --target discovery_cost
 	build/release/examples/discovery_cost
 	build/release/examples/discovery_cost --model ln_relu --layers 28
 
-step-memory: build/release/build.ninja  ## print what a step takes of memory, beside AdamW's
+step-memory: build/release/.studies  ## print what a step takes of memory, beside AdamW's
 	cmake --build --preset release -j $(JOBS) --target step_memory
 	OMP_NUM_THREADS=1 build/release/examples/step_memory
 
@@ -80,8 +83,7 @@ asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 	ctest --preset asan-ubsan
 
 FUZZ_SECONDS ?= 75
-fuzz:  ## fuzz the readers of files, five minutes in all (needs Clang)
-	@scripts/setup.sh fuzz
+fuzz: setup-study setup-fuzz  ## fuzz the readers of files, five minutes in all (needs Clang)
 	test -f build/fuzz/build.ninja || cmake --preset fuzz
 	cmake --build --preset fuzz -j $(JOBS)
 	@for target in safetensors symmetries description run; do \
@@ -91,20 +93,17 @@ fuzz:  ## fuzz the readers of files, five minutes in all (needs Clang)
 	    tests/fuzz/corpus/$$target || exit 1; \
 	done
 
-coverage: build/coverage/build.ninja  ## report the lines that the C++ tests reach
-	@scripts/setup.sh coverage
+coverage: build/coverage/build.ninja setup-coverage  ## report the lines that the C++ tests reach
 	find build/coverage -name '*.gcda' -delete
 	cmake --build --preset coverage -j $(JOBS)
 	ctest --preset coverage
 	gcovr --root . --filter include/ --filter src/ -j $(JOBS) --print-summary build/coverage
 
-format:  ## format the sources
-	@scripts/setup.sh lint
+format: setup-lint  ## format the sources
 	clang-format -i $(SOURCES)
 	$(PYTHON) -m ruff format --quiet .
 
-lint: build/lint/build.ninja  ## check the format and the types of Python, and run clang-tidy
-	@scripts/setup.sh lint
+lint: build/lint/build.ninja setup-lint  ## check the format and the types of Python, and run clang-tidy
 	clang-format --dry-run -Werror $(SOURCES)
 	$(PYTHON) -m ruff format --check --quiet .
 	$(PYTHON) -m ruff check --quiet .
@@ -114,6 +113,18 @@ lint: build/lint/build.ninja  ## check the format and the types of Python, and r
 clean:  ## delete what was built
 	rm -rf build out
 
-# Later changes of the CMake files, and new sources, are Ninja's to notice.
-build/%/build.ninja: CMakePresets.json | setup
+# Goals install what they need, and add it to what is configured already. Later changes of the CMake files, and new
+# sources, are Ninja's to notice.
+build/release/build.ninja: | setup-build
+	cmake --preset release -DDDC_BUILD_TESTS=OFF -DDDC_BUILD_EXAMPLES=OFF -DDDC_STUDIES=OFF
+build/release/.studies: CMakePresets.json | build/release/build.ninja setup-study
+	cmake --preset release -DDDC_BUILD_EXAMPLES=ON -DDDC_STUDIES=ON
+	touch $@
+build/release/.tests: CMakePresets.json | build/release/.studies setup-test setup-pages
+	cmake --preset release -DDDC_BUILD_TESTS=ON
+	touch $@
+build/release/.bench: CMakePresets.json | build/release/build.ninja setup-study setup-bench
+	cmake --preset release -DDDC_BUILD_EXAMPLES=ON
+	touch $@
+build/%/build.ninja: CMakePresets.json | setup-test setup-study
 	cmake --preset $*

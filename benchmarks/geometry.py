@@ -110,7 +110,7 @@ def main() -> None:
     try:
         from curvlinops import GGNLinearOperator
     except ImportError:
-        print("\nno curvlinops to compare with (requirements-no-deps.txt)")
+        print("\nno curvlinops to compare with (requirements-test-no-deps.txt)")
         return
     batches = data(128)
     ours = ddc.geometry.GaussNewton(model, loss, batches=batches)

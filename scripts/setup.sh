@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
-# Installs what the build needs: Debian packages and the virtual environment .venv.
-# Does nothing, quickly, when all is there.
-#   setup.sh [lint] [coverage] [fuzz] [data]   also installs what those targets of the Makefile need
+# Installs what a goal needs, and nothing else: Debian packages, and Python packages into .venv. Does nothing, quickly,
+# when all is there.
+#   setup.sh [GOAL ...]
+#     build    the library and the Python package (always)     test   their tests
+#     study    experiments, reports, the command line          data   texts and images that they read
+#     pages    looking at pages in headless Chromium           docs   the site of the documentation
+#     lint, coverage, fuzz, bench                              what these targets of make run
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -11,38 +15,48 @@ flock 9
 
 say() { echo "setup: $*" >&2; }
 
-# --- Debian packages -------------------------------------------------------------------------
+# --- What is wanted ----------------------------------------------------------------------------
 
 missing=()
-optional=()
+requirements=(requirements.txt)
 need_command() { command -v "$1" >/dev/null || missing+=("${2:-$1}"); }
 need_package() {
-  [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ] || missing+=("$1")
+  local package
+  for package in "$@"; do
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+  done
 }
 
 need_command g++
 need_command make
 need_command cmake
 need_command ninja ninja-build
-for package in libgtest-dev libgmock-dev nlohmann-json3-dev libcli11-dev libbenchmark-dev zlib1g-dev; do
-  need_package "$package"
-done
-need_command chromium  # for the tests of reports
 need_command python3
 # Debian splits these modules off; other Pythons have them.
 if [ ! -x .venv/bin/python ] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
   missing+=(python3-venv)
 fi
-lint_packages=()
 for goal in "$@"; do
   case "$goal" in
-    lint) lint_packages=(ruff==0.17.4 mypy==2.4.1); need_command clang-format; need_command clang-tidy; need_command run-clang-tidy clang-tidy ;;
+    build) ;;
+    test) requirements+=(requirements-test.txt); need_package libgtest-dev libgmock-dev zlib1g-dev ;;
+    study) requirements+=(requirements-study.txt); need_package libcli11-dev zlib1g-dev ;;
+    pages) requirements+=(requirements-pages.txt); need_command chromium ;;
+    docs) requirements+=(requirements-docs.txt) ;;
+    lint)
+      requirements+=(requirements-test.txt requirements-lint.txt)
+      need_command clang-format; need_command clang-tidy; need_command run-clang-tidy clang-tidy ;;
     coverage) need_command gcovr ;;
     fuzz) need_command clang++-16 clang-16; need_package libclang-rt-16-dev ;;
-    data) need_package bible-kjv-text; need_package dataset-fashion-mnist ;;
-    *) say "unknown argument: $goal"; exit 2 ;;
+    bench) need_package libbenchmark-dev ;;
+    data) need_package bible-kjv-text dataset-fashion-mnist ;;
+    *) say "unknown goal: $goal"; exit 2 ;;
   esac
 done
+
+# --- Debian packages -----------------------------------------------------------------------------
+
+optional=()
 command -v ccache >/dev/null || optional=(ccache)
 
 if [ ${#missing[@]} -gt 0 ] || [ ${#optional[@]} -gt 0 ]; then
@@ -72,36 +86,35 @@ if [ ${#missing[@]} -gt 0 ] || [ ${#optional[@]} -gt 0 ]; then
   fi
 fi
 
-# --- Python ----------------------------------------------------------------------------------
+# --- Python packages -----------------------------------------------------------------------------
 
-stamp=.venv/.requirements.sha256
-unfinished=.venv/.unfinished
-wanted=$(cat requirements*.txt | sha256sum)
-
-install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
-install_lint_packages() { [ ${#lint_packages[@]} -eq 0 ] || install "${lint_packages[@]}"; }
-
-if [ -x .venv/bin/python ] && [ ! -e $unfinished ] && [ "$(cat $stamp 2>/dev/null)" = "$wanted" ]
-then
-  install_lint_packages
-  exit 0
-fi
-
-say "installing requirements.txt into .venv, a few minutes"
 # A package that pip was interrupted in can pass for installed: start afresh.
+unfinished=.venv/.unfinished
 if [ ! -x .venv/bin/python ] || [ -e $unfinished ]; then
   rm -rf .venv
   mkdir .venv
   touch $unfinished
   python3 -m venv .venv
+  rm $unfinished
 fi
-touch $unfinished
-rm -f $stamp
-install -r requirements.txt
-install --no-deps -r requirements-no-deps.txt
-rm -rf .venv/timm
-install --no-deps --target .venv/timm -r requirements-timm.txt
-.venv/bin/python -c 'import hypothesis, numpy, pytest, safetensors, scikit_build_core, torch'
-echo "$wanted" >$stamp
-rm $unfinished
-install_lint_packages
+
+install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 "$@"; }
+
+for file in "${requirements[@]}"; do
+  stamp=.venv/.$file.sha256
+  parts=("$file")
+  [ "$file" != requirements-test.txt ] || parts+=(requirements-test-no-deps.txt requirements-test-timm.txt)
+  wanted=$(cat "${parts[@]}" | sha256sum)
+  [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || continue
+  say "installing $file into .venv"
+  touch $unfinished
+  rm -f "$stamp"
+  install -r "$file"
+  if [ "$file" = requirements-test.txt ]; then
+    install --no-deps -r requirements-test-no-deps.txt
+    rm -rf .venv/timm
+    install --no-deps --target .venv/timm -r requirements-test-timm.txt
+  fi
+  echo "$wanted" >"$stamp"
+  rm $unfinished
+done

@@ -17,7 +17,7 @@ _LIBRARIES: list[torch.library.Library] = []
 def import_timm() -> ModuleType:
     """Import timm, with the Python part of torchvision only.
 
-    ``requirements-timm.txt`` brings both, into a folder of their own: whoever finds this torchvision
+    ``requirements-test-timm.txt`` brings both, into a folder of their own: whoever finds this torchvision
     imports it, and fails, since its compiled part belongs to another torch. It would go on without
     that part, but for two operators that it describes to ``torch.compile`` without asking whether
     they are there. They are declared here; calling them remains an error.

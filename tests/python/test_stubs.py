@@ -229,7 +229,7 @@ def test_what_a_module_offers_is_documented(module: Any) -> None:
 
 
 needs_mypy = pytest.mark.skipif(
-    importlib.util.find_spec("mypy") is None, reason="mypy is not installed (requirements.txt)"
+    importlib.util.find_spec("mypy") is None, reason="mypy is not installed (requirements-test.txt)"
 )
 
 
