@@ -19,9 +19,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ddc
+import peft
 import torch
 import transformers
 from ddc._precision import Float64
+from family_models import (
+    GAT,
+    DiT,
+    Encoder,
+    Pairs,
+    Recurrent,
+    UNet,
+    adapted,
+    classify_nodes,
+    classify_pixels,
+    convnext,
+    denoise,
+    match_pairs,
+    resnet,
+)
 from timm_on_cpu import import_timm
 from torch import Tensor, nn
 
@@ -46,6 +62,8 @@ class Family:
         and why.
     seed : int
         Of the weights.
+    training : bool
+        Norms take means and variances of the batch.
     """
 
     name: str
@@ -54,6 +72,7 @@ class Family:
     expected: dict[str, int] = field(default_factory=dict)
     missing: str = ""
     seed: int = 0
+    training: bool = False
 
 
 def next_token(model: nn.Module) -> Tensor:
@@ -198,107 +217,136 @@ def translate(model: nn.Module) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
 
 
-class Recurrent(nn.Module):
-    """A language model of one recurrent layer."""
-
-    def __init__(self, cell: Callable[..., nn.Module]) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(9, 5)
-        self.cell = cell(5, 6, batch_first=True)
-        self.out = nn.Linear(6, 9)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(self.cell(self.embed(tokens))[0])
-
-
 def next_of_plain(model: nn.Module) -> Tensor:
     tokens = torch.randint(9, (32, 7))
     logits = model(tokens[:, :-1])
     return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-class Encoder(nn.Module):
-    """Two layers of torch's own transformer, with learned positions, that classify by the mean."""
-
-    def __init__(self, norm_first: bool) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(11, 8)
-        self.positions = nn.Parameter(torch.randn(6, 8))
-        layer = nn.TransformerEncoderLayer(
-            8, 2, 10, dropout=0.0, batch_first=True, norm_first=norm_first
-        )
-        norm = nn.LayerNorm(8) if norm_first else None
-        self.layers = nn.TransformerEncoder(layer, 2, norm=norm, enable_nested_tensor=False)
-        self.out = nn.Linear(8, 3)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(self.layers(self.embed(tokens) + self.positions).mean(1))
-
-
 def classify_sequences(model: nn.Module) -> Tensor:
     return nn.functional.cross_entropy(model(torch.randint(11, (32, 6))), torch.randint(3, (32,)))
 
 
-class ResNetBlock(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.first_norm = nn.BatchNorm2d(width)
-        self.second = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.second_norm = nn.BatchNorm2d(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.first_norm(self.first(x)).relu()
-        return (x + self.second_norm(self.second(inner))).relu()
-
-
-def resnet() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3, bias=False),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        ResNetBlock(4),
-        ResNetBlock(4),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(4, 3),
-    )
-
-
-class ConvNeXtBlock(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.depthwise = nn.Conv2d(width, width, 3, padding=1, groups=width)
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.down = nn.Linear(2 * width, width)
-        self.scale = nn.Parameter(torch.rand(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        inner = self.norm(self.depthwise(x).permute(0, 2, 3, 1))
-        inner = self.scale * self.down(nn.functional.gelu(self.up(inner)))
-        return x + inner.permute(0, 3, 1, 2)
-
-
-class MeanOfPixels(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.mean((2, 3))
-
-
-def convnext() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(3, 6, 2, stride=2),
-        ConvNeXtBlock(6),
-        ConvNeXtBlock(6),
-        MeanOfPixels(),
-        nn.LayerNorm(6),
-        nn.Linear(6, 3),
-    )
-
-
 def classify_larger_images(model: nn.Module) -> Tensor:
     images = torch.randn(24, 3, 8, 8, dtype=torch.float64)
-    return nn.functional.cross_entropy(model(images), torch.randint(3, (24,)))
+    out = model(images)
+    return nn.functional.cross_entropy(getattr(out, "logits", out), torch.randint(3, (24,)))
+
+
+def transcribe(model: nn.Module) -> Tensor:
+    sound = torch.randn(32, 3, 8, dtype=torch.float64)
+    target = torch.randint(3, 11, (32, 6))
+    logits = model(input_features=sound, decoder_input_ids=target[:, :-1]).logits
+    return nn.functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
+
+
+MOE: dict[str, Any] = LLAMA | dict(
+    intermediate_size=6, num_experts_per_tok=2, experts_implementation="eager"
+)
+LATENT = MOE | dict(
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    moe_intermediate_size=6,
+    n_routed_experts=4,
+    n_group=2,
+    topk_group=1,
+    n_shared_experts=1,
+    first_k_dense_replace=1,
+    q_lora_rank=6,
+    kv_lora_rank=5,
+    qk_rope_head_dim=2,
+    qk_nope_head_dim=4,
+    v_head_dim=4,
+    num_mtp_layers=0,
+)
+del LATENT["head_dim"]
+
+
+def gemma3() -> nn.Module:
+    config = transformers.Gemma3TextConfig(**LLAMA, query_pre_attn_scalar=4, sliding_window=4)
+    return transformers.Gemma3ForCausalLM(config)
+
+
+def rwkv() -> nn.Module:
+    config = transformers.RwkvConfig(
+        **DECODER,
+        hidden_size=6,
+        attention_hidden_size=6,
+        intermediate_size=8,
+        num_hidden_layers=2,
+        context_length=8,
+        rescale_every=0,
+    )
+    model = transformers.RwkvForCausalLM(config)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 or "time_decay" in name:
+            nn.init.normal_(parameter, std=SPREAD)
+    return model
+
+
+def whisper() -> nn.Module:
+    config = transformers.WhisperConfig(
+        vocab_size=11,
+        d_model=8,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=10,
+        decoder_ffn_dim=10,
+        num_mel_bins=3,
+        max_source_positions=4,
+        max_target_positions=6,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        init_std=SPREAD,
+        use_cache=False,
+    )
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+def clip() -> nn.Module:
+    tower = dict(
+        hidden_size=8,
+        intermediate_size=10,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        layer_norm_eps=1e-5,
+    )
+    tokens = dict(
+        vocab_size=11, max_position_embeddings=5, bos_token_id=0, pad_token_id=1, eos_token_id=10
+    )
+    config = transformers.CLIPConfig(
+        text_config=tower | tokens,
+        vision_config=tower | dict(image_size=4, patch_size=2),
+        projection_dim=5,
+    )
+    model = transformers.CLIPModel(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=SPREAD)
+    return Pairs(model)
+
+
+def swin() -> nn.Module:
+    config = transformers.SwinConfig(
+        image_size=8,
+        patch_size=2,
+        embed_dim=8,
+        depths=[1, 1],
+        num_heads=[2, 4],
+        window_size=2,
+        mlp_ratio=1.5,
+        num_labels=3,
+        initializer_range=SPREAD,
+    )
+    return transformers.SwinForImageClassification(config)
+
+
+def lora(**options: Any) -> Any:
+    return peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj", "down_proj"], **options)
 
 
 NORM_AND_HEADS = {
@@ -633,12 +681,288 @@ MORE = [
             "CE bias shift R": 1,
         },
     ),
+    Family(
+        "Mixtral",
+        causal("Mixtral", **MOE, num_local_experts=3),
+        next_token,
+        {
+            "norm scale (R+)^8": 5,
+            "glu rescale (R+)^6": 2,
+            "VO linear GL(4)^2": 2,
+            "QK plane scale (R+)^4": 2,
+            "QK torus SO(2)^4": 2,
+            "residual mean shift R^8": 2,
+            "CE row shift R^8": 1,
+        },
+    ),
+    Family(
+        "Qwen3-MoE",
+        causal("Qwen3Moe", **MOE, num_experts=3, moe_intermediate_size=6, norm_topk_prob=True),
+        next_token,
+        {
+            "norm scale (R+)^8": 5,
+            "glu rescale (R+)^6": 2,
+            "VO linear GL(4)^2": 2,
+            "diagonal linear (R+)^2": 2,
+            "residual mean shift R^8": 2,
+            "CE row shift R^8": 1,
+        },
+    ),
+    Family(
+        "OLMoE",
+        causal("Olmoe", **MOE | TWO_HEADS, num_experts=3),
+        next_token,
+        {
+            "VO linear GL(4)^2": 2,
+            "norm scale (R+)^8": 5,
+            "glu rescale (R+)^6": 2,
+            "diagonal linear (R+)^4": 2,
+            "residual mean shift R^8": 2,
+            "CE row shift R^8": 1,
+        },
+    ),
+    Family(
+        "DeepSeek-V3",
+        causal("DeepseekV3", **LATENT),
+        next_token,
+        {
+            "residual rotation O(6)": 2,
+            "residual rotation O(5)": 2,
+            "QK linear GL(4)": 2,
+            "VO linear GL(4)^2": 2,
+            "norm scale (R+)^8": 5,
+            "norm scale (R+)^6": 2,
+            "glu rescale (R+)^6": 3,
+            "norm scale (R+)^5": 2,
+            "CE row shift R^8": 1,
+        },
+    ),
+    Family(
+        "Gemma 3",
+        gemma3,
+        next_token,
+        {"glu rescale (R+)^10": 2, "norm scale (R+)^8": 4, "VO linear GL(4)^2": 2},
+    ),
+    Family(
+        "Mamba-2",
+        causal(
+            "Mamba2",
+            **DECODER,
+            hidden_size=6,
+            state_size=3,
+            num_hidden_layers=2,
+            expand=1,
+            num_heads=2,
+            head_dim=3,
+            n_groups=1,
+            chunk_size=4,
+            initializer_range=SPREAD,
+        ),
+        next_token,
+        {
+            "residual rotation O(6)": 1,
+            "norm scale (R+)^6": 5,
+            "relu rescale (R+)^12": 2,
+            "CE row shift R^6": 1,
+        },
+    ),
+    Family(
+        "RWKV",
+        rwkv,
+        next_token,
+        {
+            "relu rescale (R+)^8": 2,
+            "norm scale (R+)^6": 5,
+            "glu rescale (R+)^6": 2,
+            "residual mean shift R^11": 1,
+            "residual mean shift R": 1,
+            "residual mean shift R^6": 2,
+            "CE row shift R^6": 1,
+        },
+        missing="11 scales of the embedding's rows, which the norm behind it forgets but for its eps "
+        "(1e-5), and 6 shifts of the last norm, whose reader `head` has no bias: they would "
+        "have to move the norm's shift along with the weights.",
+    ),
+    Family(
+        "BART",
+        bart,
+        translate,
+        {
+            "norm kernel shift R^8": 9,
+            "norm kernel shift R^10": 2,
+            "norm shift exchange R^8": 6,
+            "QK linear GL(4)^2": 3,
+            "VO linear GL(4)^2": 3,
+            "norm scale (R+)^8": 1,
+            "residual mean shift R^10": 4,
+            "null shift R^8": 3,
+            "residual mean shift R^8": 3,
+            "residual mean shift R": 5,
+            "embedding exchange R^8": 1,
+            "value bias exchange R^8": 3,
+        },
+    ),
+    Family(
+        "Whisper",
+        whisper,
+        transcribe,
+        {
+            "norm kernel shift R^8": 9,
+            "norm kernel shift R^10": 2,
+            "norm shift exchange R^8": 4,
+            "QK linear GL(4)^2": 3,
+            "VO linear GL(4)^2": 3,
+            "norm scale (R+)^8": 6,
+            "residual mean shift R^8": 3,
+            "residual mean shift R": 5,
+            "residual mean shift R^10": 2,
+            "residual mean shift R^6": 1,
+            "embedding exchange R^8": 1,
+            "value bias exchange R^8": 3,
+        },
+    ),
+    Family(
+        "CLIP",
+        clip,
+        match_pairs,
+        {
+            "norm kernel shift R^8": 12,
+            "norm kernel shift R^10": 4,
+            "norm shift exchange R^8": 8,
+            "QK linear GL(4)^2": 4,
+            "VO linear GL(4)^2": 4,
+            "norm scale (R+)^8": 10,
+            "QK plane scale R+": 2,
+            "residual mean shift R^11": 1,
+            "residual mean shift R^5": 2,
+            "residual mean shift R^8": 4,
+            "residual mean shift R": 10,
+            "residual mean shift R^10": 4,
+            "residual mean shift R^12": 1,
+            "null shift R^8": 4,
+            "embedding exchange R^16": 1,
+            "embedding exchange R^8": 1,
+            "value bias exchange R^8": 4,
+        },
+        missing="10 rotations of the space that both projections write to, 21 of the text's residual "
+        "stream and 16 shifts of the last norms, whose readers have no bias, and 2 lengths of "
+        "the projections, which no block of theirs has; 1 was not traced.",
+    ),
+    Family(
+        "Swin",
+        swin,
+        classify_larger_images,
+        {
+            "norm kernel shift R^16": 3,
+            "norm kernel shift R^24": 1,
+            "norm kernel shift R^3": 1,
+            "norm kernel shift R^8": 3,
+            "norm kernel shift R^12": 1,
+            "norm shift exchange R^16": 3,
+            "norm shift exchange R^8": 2,
+            "residual rotation O(15)": 1,
+            "QK linear GL(4)^4": 1,
+            "VO linear GL(4)^4": 1,
+            "QK linear GL(4)^2": 1,
+            "VO linear GL(4)^2": 1,
+            "norm scale (R+)^32": 1,
+            "norm scale (R+)^16": 3,
+            "norm scale (R+)^8": 2,
+            "residual mean shift R^12": 1,
+            "residual mean shift R": 6,
+            "null shift R^8": 1,
+            "residual mean shift R^2": 1,
+            "residual mean shift R^32": 1,
+            "null shift R^16": 1,
+            "residual mean shift R^16": 1,
+            "residual mean shift R^4": 1,
+            "residual mean shift R^24": 1,
+            "CE row shift R^16": 1,
+            "CE bias shift R": 1,
+            "value bias exchange R^16": 1,
+            "value bias exchange R^8": 1,
+        },
+        missing="They are shifts of the norm before the merging of patches, whose reader has no bias: "
+        "they would have to move the norm's shift along with the weights.",
+    ),
+    Family(
+        "ResNet, train",
+        resnet,
+        classify_larger_images,
+        {
+            "relu rescale (R+)^4": 1,
+            "norm scale (R+)^4": 2,
+            "CE row shift R^4": 1,
+            "CE bias shift R": 1,
+        },
+        training=True,
+    ),
+    Family(
+        "U-Net",
+        UNet,
+        classify_pixels,
+        {
+            "QK linear GL(4)": 1,
+            "norm scale (R+)^6": 1,
+            "relu rescale (R+)^4": 1,
+            "norm scale (R+)^4": 1,
+            "residual mean shift R": 3,
+            "CE row shift R^4": 1,
+            "CE bias shift R": 1,
+        },
+        missing="GroupNorm takes out a mean per group, and the biases before it are shifted by one "
+        "number.",
+    ),
+    Family(
+        "DiT",
+        DiT,
+        denoise,
+        {
+            "QK linear GL(4)^2": 1,
+            "VO linear GL(4)^2": 1,
+            "glu rescale (R+)^8": 2,
+            "null shift R^8": 1,
+            "residual mean shift R^4": 1,
+            "residual mean shift R^5": 1,
+            "residual mean shift R": 1,
+            "embedding exchange R^8": 1,
+            "value bias exchange R^8": 1,
+        },
+        missing="27 are of shifts that the last layer, narrower than what it reads, does not see: "
+        "they depend on the weights. 24 scales and 21 shifts go between what the condition "
+        "makes of a norm, (1 + scale) and shift, and the readers: they act on a part of a "
+        "bias plus one.",
+    ),
+    Family(
+        "GAT",
+        GAT,
+        classify_nodes,
+        {"CE bias shift R": 1},
+        missing="3 combine a shift of the logits with a change of what weighs edges, which read the "
+        "same rows.",
+    ),
+    Family("LoRA", adapted(causal("Llama", **LLAMA), lora), next_token, {"linear pair GL(2)": 6}),
+    Family(
+        "DoRA",
+        adapted(causal("Llama", **LLAMA), lambda: lora(use_dora=True)),
+        next_token,
+        {"linear pair GL(2)": 6},
+    ),
+    Family(
+        "VeRA",
+        adapted(
+            causal("Llama", **LLAMA),
+            lambda: peft.VeraConfig(r=4, target_modules=["q_proj"]),
+        ),
+        next_token,
+        {},
+    ),
 ]
 
 
 def build(family: Family) -> nn.Module:
     torch.manual_seed(family.seed)
-    return family.make().double().eval()
+    return family.make().double().train(family.training)
 
 
 def in_float64(loss: Callable[[nn.Module], Tensor]) -> Callable[[nn.Module], Tensor]:

@@ -36,6 +36,7 @@ from ddc.compare import Difference, GaugeDifference, TensorDifference
 from ddc.discovery import discover
 from ddc.optim import Lifted, lifted
 from ddc.optimizers import DDCAdam, DDCMuon, DDCSgd, DDCShampoo, DDCSoap, Muon
+from ddc.permutations import Permutation, Permutations, permutations
 from ddc.placement import Hold, hold
 from ddc.symmetry import Element, SymmetryGroup
 
@@ -60,6 +61,8 @@ __all__ = [
     "Leg",
     "Lifted",
     "Muon",
+    "Permutation",
+    "Permutations",
     "Reading",
     "Refusal",
     "Report",
@@ -75,5 +78,6 @@ __all__ = [
     "lifted",
     "lightning",
     "measure",
+    "permutations",
     "testing",
 ]

@@ -15,6 +15,7 @@ from ddc import _C
 from ddc._model import parameters_of
 
 if TYPE_CHECKING:
+    from ddc.permutations import Permutations, Step
     from ddc.symmetry import Element, SymmetryGroup
 
 Model = nn.Module | Mapping[str, Tensor]
@@ -23,6 +24,8 @@ Parts = list[tuple[str, Tensor]]
 
 # Gauges that share tensors are turned one after the other, so often at most.
 _SWEEPS = 100
+# Rounds of turning and permuting, at most.
+_ROUNDS = 20
 
 
 @dataclass(frozen=True)
@@ -101,9 +104,12 @@ class Difference:
         return f"{_table(rows, 1)}\n\n{_table(orbits, 3)}"
 
 
-def difference(group: SymmetryGroup, a: Model, b: Model) -> Difference:
+def difference(
+    group: SymmetryGroup, a: Model, b: Model, permutations: Permutations | None = None
+) -> Difference:
     """See :meth:`ddc.SymmetryGroup.difference`."""
     first, second = _copies(group, a, "the first model"), _copies(group, b, "the second model")
+    _order_(group, first, second, permutations)
     placed = _place_together(group, first, second)
     orbits = _along_orbits(group, first, second, placed)
     return Difference(
@@ -119,14 +125,19 @@ def difference(group: SymmetryGroup, a: Model, b: Model) -> Difference:
     )
 
 
-def distance(group: SymmetryGroup, a: Model, b: Model) -> float:
+def distance(
+    group: SymmetryGroup, a: Model, b: Model, permutations: Permutations | None = None
+) -> float:
     """See :meth:`ddc.SymmetryGroup.distance`."""
     first, second = _copies(group, a, "the first model"), _copies(group, b, "the second model")
+    _order_(group, first, second, permutations)
     placed = _place_together(group, first, second)
     return _total(placed.first, placed.second)
 
 
-def align_(group: SymmetryGroup, model: nn.Module, to: Model) -> Element:
+def align_(
+    group: SymmetryGroup, model: nn.Module, to: Model, permutations: Permutations | None = None
+) -> Element:
     """See :meth:`ddc.SymmetryGroup.align_`."""
     from ddc.symmetry import touched
 
@@ -137,9 +148,36 @@ def align_(group: SymmetryGroup, model: nn.Module, to: Model) -> Element:
                 f"align_: '{name}' is of type {tensor.dtype}: factors near one round to one there, "
                 "and the function would change; it needs float32 or float64"
             )
+    tensors = dict(parameters_of(model))
+    for step in _order_(group, first, second, permutations):
+        step.apply_(tensors)
     move = _place_together(group, first, second).move()
     move.apply_(model)
     return move
+
+
+def _order_(
+    group: SymmetryGroup, first: Named, second: Named, permutations: Permutations | None
+) -> list[Step]:
+    """Brings the units of the first model into the order of the second.
+
+    At the canonical place, which does not depend on the order; in turns with the gauges that mix channels.
+    """
+    if permutations is None:
+        return []
+    mine, others = _again(first), _again(second)
+    group._place_(mine)
+    group._place_(others)
+    steps = permutations.match_(mine, others)
+    for _ in range(_ROUNDS):
+        _turn_(group, mine, others)
+        better = permutations.improve_(mine, others)
+        steps += better
+        if not better:
+            break
+    for step in steps:
+        step.apply_(dict(first))
+    return steps
 
 
 class _Placed:

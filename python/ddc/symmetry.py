@@ -21,6 +21,7 @@ from ddc._model import parameters_of
 
 if TYPE_CHECKING:
     from ddc.compare import Difference
+    from ddc.permutations import Permutations
 
 
 class Element:
@@ -314,37 +315,53 @@ class SymmetryGroup:
         return Element.of(self, placed.elements()).inverse()
 
     def distance(
-        self, a: nn.Module | Mapping[str, Tensor], b: nn.Module | Mapping[str, Tensor]
+        self,
+        a: nn.Module | Mapping[str, Tensor],
+        b: nn.Module | Mapping[str, Tensor],
+        permutations: Permutations | None = None,
     ) -> float:
         """How far two models are apart modulo symmetry, relative to their size.
 
         Both are brought to their canonical place, as copies in float64, and turned there next to each other
         (Procrustes). Zero but for rounding if one is the other, moved along its orbit. The norm of the
         difference of all parameters is relative to the root of the mean of both squared norms: that of
-        two models without anything in common is about 1.4. Permutations of units are no part of the group.
+        two models without anything in common is about 1.4. Permutations of units are no part of the group:
+        they are taken out where they are given.
 
         Parameters
         ----------
         a, b : Module, or dict of tensors by name
+        permutations : Permutations, optional
+            Of units and heads, as :func:`ddc.permutations` finds them.
         """
         from ddc import compare
 
-        return compare.distance(self, a, b)
+        return compare.distance(self, a, b, permutations)
 
     def difference(
-        self, a: nn.Module | Mapping[str, Tensor], b: nn.Module | Mapping[str, Tensor]
+        self,
+        a: nn.Module | Mapping[str, Tensor],
+        b: nn.Module | Mapping[str, Tensor],
+        permutations: Permutations | None = None,
     ) -> Difference:
         """Differences of two models: per tensor in weights and modulo symmetry, per gauge along orbits.
 
         Parameters
         ----------
         a, b : Module, or dict of tensors by name
+        permutations : Permutations, optional
+            Of units and heads: the first model is brought into the order of the second.
         """
         from ddc import compare
 
-        return compare.difference(self, a, b)
+        return compare.difference(self, a, b, permutations)
 
-    def align_(self, model: nn.Module, to: nn.Module | Mapping[str, Tensor]) -> Element:
+    def align_(
+        self,
+        model: nn.Module,
+        to: nn.Module | Mapping[str, Tensor],
+        permutations: Permutations | None = None,
+    ) -> Element:
         """Move `model` along its orbit, in place, next to another.
 
         It takes over the other's place: proportions of both sides of scales and linear gauges, means, and
@@ -354,15 +371,17 @@ class SymmetryGroup:
         ----------
         model : Module
         to : Module, or dict of tensors by name
+        permutations : Permutations, optional
+            Of units and heads: these are brought into the other's order first.
 
         Returns
         -------
         Element
-            The move that was made.
+            The move that was made, after units were permuted.
         """
         from ddc import compare
 
-        return compare.align_(self, model, to)
+        return compare.align_(self, model, to, permutations)
 
     def without(self, *patterns: str) -> SymmetryGroup:
         """The group without the gauges whose name or kind matches a pattern (of :mod:`fnmatch`)."""

@@ -1,0 +1,391 @@
+"""Permutations and signs: symmetries that no optimizer moves along, and that checkpoints differ by."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ddc._model import parameters_of
+
+if TYPE_CHECKING:
+    from ddc.symmetry import SymmetryGroup
+
+Named = Sequence[tuple[str, Tensor]]
+
+# What is left of a gradient that vanishes, and of a loss that does not change.
+_ZERO = 1e-9
+_UNSEEN = 1 << 16
+
+
+@dataclass(frozen=True)
+class PermutedAxis:
+    """Axis of a tensor that is permuted: row ``k`` of `indices` belongs to unit ``k``.
+
+    Attributes
+    ----------
+    tensor : str
+    axis : int
+    indices : list of list of int
+    flips : bool
+        Changes its sign where a unit does.
+    """
+
+    tensor: str
+    axis: int
+    indices: tuple[tuple[int, ...], ...]
+    flips: bool = False
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """Units, or heads, of a layer that may change places, and perhaps their signs.
+
+    Attributes
+    ----------
+    name : str
+    axes : list of PermutedAxis
+        All that changes places with them.
+    signs : bool
+        Units may change their signs as well: those of the axes that say so.
+    """
+
+    name: str
+    axes: tuple[PermutedAxis, ...]
+    signs: bool = False
+
+    @property
+    def units(self) -> int:
+        return len(self.axes[0].indices)
+
+    def apply_(self, tensors: Mapping[str, Tensor], order: Tensor, signs: Tensor) -> None:
+        """Put unit ``order[k]``, with the k-th sign, at place ``k``."""
+        with torch.no_grad():
+            for axis in self.axes:
+                tensor = tensors[axis.tensor]
+                to = torch.tensor(axis.indices, device=tensor.device)
+                taken = tensor.index_select(axis.axis, to[order].flatten())
+                if axis.flips and self.signs:
+                    shape = [1] * tensor.dim()
+                    shape[axis.axis] = -1
+                    each = signs.to(taken).repeat_interleave(to.size(1)).view(shape)
+                    taken = taken * each
+                tensor.index_copy_(axis.axis, to.flatten(), taken)
+
+    def units_of(self, tensors: Mapping[str, Tensor], flips: bool | None = None) -> Tensor:
+        """All entries of every unit, one unit per row."""
+        parts = []
+        for axis in self.axes:
+            if flips is not None and axis.flips != flips:
+                continue
+            to = torch.tensor(axis.indices)
+            taken = tensors[axis.tensor].detach().index_select(axis.axis, to.flatten())
+            front = taken.movedim(axis.axis, 0)
+            parts.append(front.reshape(self.units, -1))
+        return torch.cat(parts, 1) if parts else torch.zeros(self.units, 0, dtype=torch.float64)
+
+    def best(self, overlap: Tensor, flipped: Tensor) -> tuple[Tensor, Tensor]:
+        """Order and signs with the largest sum of overlaps, of units in their places and others."""
+        gain = overlap + flipped.abs() if self.signs else overlap + flipped
+        order = assignment(gain)
+        signs = torch.ones(self.units, dtype=gain.dtype)
+        if self.signs:
+            signs[flipped[torch.arange(self.units), order] < 0] = -1
+        return order, signs
+
+
+@dataclass(frozen=True)
+class Step:
+    """Permutation, with the order and the signs that units are given."""
+
+    permutation: Permutation
+    order: Tensor
+    signs: Tensor
+
+    def apply_(self, tensors: Mapping[str, Tensor]) -> Step:
+        self.permutation.apply_(tensors, self.order, self.signs)
+        return self
+
+
+class Permutations(tuple[Permutation, ...]):
+    """Permutations of a model, as :func:`ddc.permutations` finds them."""
+
+    def shuffle_(self, model: nn.Module, seed: int) -> nn.Module:
+        """Permute the units of a model at random, with their signs: its function stays."""
+        generator = torch.Generator().manual_seed(seed)
+        tensors = dict(parameters_of(model))
+        for each in self:
+            order = torch.randperm(each.units, generator=generator)
+            signs = torch.randint(0, 2, (each.units,), generator=generator) * 2.0 - 1
+            each.apply_(tensors, order, signs)
+        return model
+
+    def match_(self, first: Named, second: Named) -> list[Step]:
+        """Bring the units of the first model into the order of the second, as far as entries tell.
+
+        Magnitudes of a unit's entries, sorted, do not depend on the order and signs of the layers around
+        it; that is where it starts. Then overlaps of entries decide, layer after layer, until none gains.
+        """
+        mine, others = dict(first), dict(second)
+        steps = []
+        for each in self:
+            a, b = (each.units_of(t).abs().sort(1).values for t in (mine, others))
+            step = Step(each, assignment(-torch.cdist(b, a).square()), torch.ones(each.units))
+            steps.append(step.apply_(mine))
+        return steps
+
+    def improve_(self, first: Named, second: Named) -> list[Step]:
+        """One round of changes that bring the first model nearer to the second."""
+        mine, others = dict(first), dict(second)
+        steps = []
+        for each in self:
+            fixed = None if not each.signs else False
+            overlap = each.units_of(others, fixed) @ each.units_of(mine, fixed).T
+            flipped = torch.zeros_like(overlap)
+            if each.signs:
+                flipped = each.units_of(others, True) @ each.units_of(mine, True).T
+            order, signs = each.best(overlap, flipped)
+            places = torch.arange(each.units)
+            now = (overlap + flipped).diagonal().sum()
+            then = (overlap[places, order] + signs * flipped[places, order]).sum()
+            if then > now + 1e-12 * (overlap.abs() + flipped.abs()).diagonal().sum():
+                steps.append(Step(each, order, signs).apply_(mine))
+        return steps
+
+
+def permutations(
+    model: nn.Module, loss: Callable[[nn.Module], Tensor], symmetries: SymmetryGroup | None = None
+) -> Permutations:
+    """Find units and heads that may change places, and signs that units may have.
+
+    Where nothing reads a unit, nothing that makes it has a gradient: columns of each matrix are set to
+    zero, and what then has none belongs to the unit. Blocks of the linear groups of `symmetries` are
+    units as well (heads). What is found so is tried: permutations at random must not change the loss.
+
+    A unit that several layers read (of a recurrent net) is not found.
+
+    Parameters
+    ----------
+    model : Module
+    loss : callable
+        Of the model, on a batch that it draws from torch's generator.
+    symmetries : SymmetryGroup, optional
+
+    Examples
+    --------
+    >>> found = ddc.permutations(model, loss, group)              # doctest: +SKIP
+    >>> group.distance(model, other, permutations=found)          # doctest: +SKIP
+    """
+    from ddc._precision import Float64
+
+    probe = copy.deepcopy(model).double()
+    named = [(name, tensor) for name, tensor in parameters_of(probe) if tensor.requires_grad]
+
+    def evaluate(batch: int) -> Tensor:
+        with torch.random.fork_rng(devices=[]), Float64():
+            torch.manual_seed(batch)
+            return loss(probe)
+
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for _, tensor in named:
+            size = float(tensor.square().mean().sqrt()) or 0.5
+            tensor.add_(
+                torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) * size / 4
+            )
+    search = _Search(named, evaluate)
+    found: list[Permutation] = []
+    taken: set[tuple[str, int, int]] = set()
+    for name, axis, blocks in _readers(named, symmetries):
+        if any((name, axis, i) in taken for i in blocks[0]):
+            continue
+        axes = search.upstream(name, axis, blocks)
+        if not axes:
+            continue
+        permutation = search.tried(Permutation(f"{name}:permutation", axes))
+        if permutation is None:
+            continue
+        found.append(permutation)
+        taken.update(
+            (each.tensor, each.axis, i) for each in axes for unit in each.indices for i in unit
+        )
+    return Permutations(found)
+
+
+def _readers(
+    named: Named, symmetries: SymmetryGroup | None
+) -> Iterable[tuple[str, int, list[list[int]]]]:
+    """Axes that read units, with the indices of each: blocks of heads first, then single indices."""
+    if symmetries is not None:
+        for gauge in symmetries._core.gauges():
+            if gauge.action != "linear" or gauge.channels == gauge.block:
+                continue
+            for leg in gauge.legs:
+                if leg.exponent > 0 or leg.axis < 0:
+                    continue
+                blocks: list[list[int]] = [[] for _ in range(gauge.channels // gauge.block)]
+                for i, channel in enumerate(leg.channel_of or range(gauge.channels)):
+                    if channel >= 0:
+                        blocks[channel // gauge.block].append(i)
+                yield leg.tensor, leg.axis, blocks
+    for name, tensor in named:
+        if tensor.dim() < 2:
+            continue
+        for axis in (1, 0):
+            yield name, axis, [[i] for i in range(tensor.size(axis))]
+
+
+class _Search:
+    def __init__(self, named: Named, evaluate: Callable[[int], Tensor]) -> None:
+        self.named = named
+        self.tensors = dict(named)
+        self.evaluate = evaluate
+        self.alive = [self._alive(gradient) for gradient in self._gradients()]
+
+    def _gradients(self) -> list[Tensor]:
+        loss = self.evaluate(0)
+        found = torch.autograd.grad(loss, [t for _, t in self.named], allow_unused=True)
+        return [
+            torch.zeros_like(t) if g is None else g
+            for (_, t), g in zip(self.named, found, strict=True)
+        ]
+
+    @staticmethod
+    def _alive(gradient: Tensor) -> list[Tensor]:
+        """Per axis: which indices have a gradient."""
+        size = gradient.abs()
+        floor = _ZERO * float(size.max())
+        return [
+            (size.movedim(axis, 0).reshape(gradient.size(axis), -1) > floor).any(1)
+            for axis in range(gradient.dim())
+        ]
+
+    def _silenced(
+        self, name: str, axis: int, indices: list[int]
+    ) -> dict[tuple[str, int], list[int]]:
+        """What has no gradient where these indices are zero, by tensor and axis."""
+        tensor = self.tensors[name]
+        at = torch.tensor(indices)
+        kept = tensor.detach().index_select(axis, at)
+        with torch.no_grad():
+            tensor.index_fill_(axis, at, 0)
+        try:
+            gradients = self._gradients()
+        finally:
+            with torch.no_grad():
+                tensor.index_copy_(axis, at, kept)
+        result = {}
+        for (other, _), before, gradient in zip(self.named, self.alive, gradients, strict=True):
+            if other == name:
+                continue
+            for k, alive in enumerate(self._alive(gradient)):
+                gone = (before[k] & ~alive).nonzero().flatten().tolist()
+                if gone and len(gone) < len(alive):
+                    result[other, k] = gone
+        return result
+
+    def upstream(self, name: str, axis: int, blocks: list[list[int]]) -> tuple[PermutedAxis, ...]:
+        """All that belongs to the units that an axis reads, or nothing.
+
+        The first two and the last tell where the others are.
+        """
+        if len(blocks) < 2:
+            return ()
+        first = self._silenced(name, axis, blocks[0])
+        if not first:
+            return ()
+        second, last = (self._silenced(name, axis, blocks[k]) for k in (1, -1))
+        axes = [PermutedAxis(name, axis, tuple(map(tuple, blocks)))]
+        for key, gone in first.items():
+            other = second.get(key, [])
+            if len(other) != len(gone) or len(last.get(key, [])) != len(gone):
+                continue
+            stride = other[0] - gone[0]
+            units = [[i + k * stride for i in gone] for k in range(len(blocks))]
+            flat = {i for unit in units for i in unit}
+            if units[1] != other or units[-1] != last[key] or len(flat) != len(units) * len(gone):
+                continue
+            axes.append(PermutedAxis(*key, tuple(map(tuple, units))))
+        return tuple(axes) if len(axes) > 1 else ()
+
+    def _changes(self, permutation: Permutation, order: Tensor, signs: Tensor) -> bool:
+        kept = {
+            axis.tensor: self.tensors[axis.tensor].detach().clone() for axis in permutation.axes
+        }
+        before = [float(self.evaluate(_UNSEEN + k).detach()) for k in range(2)]
+        permutation.apply_(self.tensors, order, signs)
+        try:
+            after = [float(self.evaluate(_UNSEEN + k).detach()) for k in range(2)]
+        finally:
+            with torch.no_grad():
+                for name, value in kept.items():
+                    self.tensors[name].copy_(value)
+        return any(abs(a - b) > _ZERO * abs(b) for a, b in zip(after, before, strict=True))
+
+    def tried(self, permutation: Permutation) -> Permutation | None:
+        """The permutation, with the signs that it may have; nothing if it changes the loss."""
+        generator = torch.Generator().manual_seed(1)
+        ones = torch.ones(permutation.units)
+        order = torch.randperm(permutation.units, generator=generator)
+        if self._changes(permutation, order.flip(0), ones) or self._changes(
+            permutation, order, ones
+        ):
+            return None
+        # A unit that is read with the other sign is made with it: by one layer, and its bias.
+        stay, minus = torch.arange(permutation.units), -ones
+        reader, *makers = permutation.axes
+        choices = [makers, *([m] for m in makers)]
+        choices += [[m, n] for m in makers for n in makers if m.tensor < n.tensor]
+        for flipped in choices:
+            axes = tuple(
+                PermutedAxis(a.tensor, a.axis, a.indices, a is reader or a in flipped)
+                for a in permutation.axes
+            )
+            signed = Permutation(permutation.name, axes, signs=True)
+            if not self._changes(signed, stay, minus):
+                return signed
+        return permutation
+
+
+def assignment(gain: Tensor) -> Tensor:
+    """Which column each row takes so that the sum is largest, every column being taken once.
+
+    The Hungarian method with potentials: rows are added one after the other, along shortest paths.
+    """
+    cost = -gain.detach().double().cpu().numpy()
+    size = cost.shape[0]
+    of_row, of_column = np.zeros(size), np.zeros(size + 1)
+    row_of = np.full(size + 1, -1)
+    for row in range(size):
+        row_of[size] = row
+        column = size
+        least, before = np.full(size, np.inf), np.full(size, size)
+        done = np.zeros(size + 1, dtype=bool)
+        while row_of[column] >= 0:
+            done[column] = True
+            here = row_of[column]
+            reduced = cost[here] - of_row[here] - of_column[:size]
+            nearer = ~done[:size] & (reduced < least)
+            least[nearer] = reduced[nearer]
+            before[nearer] = column
+            free = np.where(done[:size], np.inf, least)
+            following = int(free.argmin())
+            delta = free[following]
+            of_row[row_of[done]] += delta
+            of_column[done] -= delta
+            least[~done[:size]] -= delta
+            column = following
+        while column != size:
+            row_of[column] = row_of[before[column]]
+            column = before[column]
+    taken = np.empty(size, dtype=np.int64)
+    taken[row_of[:size]] = np.arange(size)
+    return torch.from_numpy(taken)
+
+
+__all__: list[Any] = ["Permutation", "Permutations", "PermutedAxis", "permutations"]
