@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src python studies examples benchmarks tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build python wheel test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune asan fuzz coverage format lint clean
+.PHONY: help setup build python wheel test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune docs pictures asan fuzz coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -77,6 +77,16 @@ families: python  ## find the symmetries of transformers' and timm's models, and
 
 fine-tune: python  ## fine-tune two copies of a pretrained model, and write out/fine_tune.html
 	$(PYTHON) examples/python/fine_tune.py
+
+docs: setup  ## build the site of the documentation in out/site, check it, and make pictures of its pages in out/screenshots
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	$(PYTHON) -m codespell_lib
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+	$(PYTHON) scripts/screenshots.py out/site out/screenshots
+
+pictures: python  ## draw the figures of the documentation anew, from runs
+	$(PYTHON) scripts/figures.py
+	$(PYTHON) scripts/audit_picture.py
 
 asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 	cmake --build --preset asan-ubsan -j $(JOBS)

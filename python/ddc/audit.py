@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import nn
 
+from ddc import picture
 from ddc.discovery import BatchLoss, Loss, discover
 from ddc.symmetry import SymmetryGroup
 
@@ -29,16 +31,29 @@ class Audit:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         self.tensors = sum(1 for _ in model.parameters())
 
-    def show(self) -> None:
-        """Print the table."""
-        print(self)
+    def show(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Print the table, display the picture in a notebook, or write it to `path`.
+
+        The picture is that of :meth:`SymmetryGroup.show`.
+        """
+        if path is None and not picture.in_notebook():
+            print(self)
+        else:
+            self.group.show(path, title=self.head)
+
+    def _repr_html_(self) -> str:
+        return picture.embedded(self.group, self.head)
 
     def to_json(self) -> str:
         return self.group.to_json()
 
+    @property
+    def head(self) -> str:
+        """What was audited, in a line."""
+        return f"{self.model}: {self.parameters} parameters in {self.tensors} tensors"
+
     def __str__(self) -> str:
-        head = f"{self.model}: {self.parameters} parameters in {self.tensors} tensors"
-        return f"{head}\n\n{self.group}"
+        return f"{self.head}\n\n{self.group}"
 
     def __repr__(self) -> str:
         return f"<Audit of {self.model}: {self.group!r}>"

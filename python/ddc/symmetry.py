@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ddc import _C
+from ddc import _C, picture
 from ddc._C import Completeness, Finding, Gauge, Refusal, Verdict
 from ddc._model import parameters_of
 
@@ -414,6 +414,34 @@ class SymmetryGroup:
         with Evaluation(model, loss, dataloader, batches, max_batches) as evaluate:
             self._core.check(evaluate.parameters)
             return self._core.gate(evaluate.parameters, evaluate, seed)
+
+    def show(self, path: str | os.PathLike[str] | None = None, title: str = "Symmetries") -> None:
+        """Show the network with its gauges.
+
+        Parameters
+        ----------
+        path : str or PathLike, optional
+            Where to write a picture, one HTML page without external scripts: choose a gauge to see what it
+            moves, or a tensor to see by what it is moved. Not given: the picture is displayed in a
+            notebook, and the table is printed elsewhere.
+        title : str
+            Heading of the picture.
+
+        Examples
+        --------
+        >>> group.show("symmetries.html")   # doctest: +SKIP
+        """
+        if path is not None:
+            write_whole(path, picture.page(self, title).encode())
+        elif picture.in_notebook():
+            from IPython.display import HTML, display  # type: ignore[import-not-found]
+
+            display(HTML(picture.embedded(self, title)))
+        else:
+            print(self)
+
+    def _repr_html_(self) -> str:
+        return picture.embedded(self, "Symmetries")
 
     def to_json(self) -> str:
         return self._core.to_json()
