@@ -23,7 +23,7 @@ python: build/release/build.ninja  ## build the library and the Python package, 
 wheel: python  ## the same: the wheel is in dist/
 
 EXTENSION = $(wildcard build/release/python/_C.*.so)
-.venv/.ddc: pyproject.toml README.md $(EXTENSION) $(shell find python/ddc -name '*.py*' -not -path '*/__pycache__*')
+.venv/.ddc: pyproject.toml README.md $(EXTENSION) $(shell find python/ddc -name '*.py*' -o -name '*.html' -not -path '*/__pycache__*')
 	rm -rf dist
 	$(call pip_wheel,$(PYTHON),dist) -C build-dir=build/wheel -C cmake.define.DDC_EXTENSION=$(CURDIR)/$(EXTENSION) .
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.whl
@@ -78,8 +78,7 @@ families: python  ## find the symmetries of transformers' and timm's models, and
 fine-tune: python  ## fine-tune two copies of a pretrained model, and write out/fine_tune.html
 	$(PYTHON) examples/python/fine_tune.py
 
-docs: setup  ## build the site of the documentation in out/site, check it, and make pictures of its pages in out/screenshots
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+docs: setup-docs setup-pages  ## build the site of the documentation in out/site, check it, and make pictures of its pages in out/screenshots
 	$(PYTHON) -m codespell_lib
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 	$(PYTHON) scripts/screenshots.py out/site out/screenshots

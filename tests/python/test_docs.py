@@ -78,6 +78,7 @@ def test_commands_in_python_are_parsed():
 # Pages that are programs of their own: all of their code runs, and prints what they say.
 PROGRAMS = sorted([*(ROOT / "docs/tutorials").glob("*.md"), *(ROOT / "docs/howto").glob("*.md")])
 PROGRAMS = [page for page in PROGRAMS if page.stem not in ("cpp", "experiments")]
+PROGRAMS.append(ROOT / "README.md")
 # Pages whose code is parts of a program, with what comes before them.
 PARTS = [
     ROOT / "docs" / name for name in ("reference/python.md", "explanation/geometry.md", "paper.md")
