@@ -111,11 +111,13 @@ coverage: build/coverage/build.ninja setup-coverage  ## report the lines that th
 format: setup-lint  ## format the sources
 	clang-format -i $(SOURCES)
 	$(PYTHON) -m ruff format --quiet .
+	$(PYTHON) scripts/reflow.py
 
 lint: build/lint/build.ninja setup-lint  ## check the format and the types of Python, and run clang-tidy
 	clang-format --dry-run -Werror $(SOURCES)
 	$(PYTHON) -m ruff format --check --quiet .
 	$(PYTHON) -m ruff check --quiet .
+	$(PYTHON) scripts/reflow.py --check
 	$(PYTHON) -m mypy
 	run-clang-tidy -quiet -j $(JOBS) -p build/lint
 

@@ -41,7 +41,7 @@ def main(site: Path, target: Path) -> int:
                 )
                 page = context.new_page()
                 page.on("request", lambda r: r.url.startswith("http") and wrong.append(r.url))
-                page.on("pageerror", lambda error: wrong.append(f"{page.url}: {error}"))
+                page.on("pageerror", lambda error, page=page: wrong.append(f"{page.url}: {error}"))
                 for name in PAGES:
                     page.goto((site / name).resolve().as_uri())
                     page.wait_for_timeout(200)
