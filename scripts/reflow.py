@@ -1,4 +1,4 @@
-"""Breaks lines of prose in Markdown that are longer than 120 columns: paragraphs and list items, not tables or code.
+"""Breaks lines of prose in Markdown that are longer than 120 columns: of paragraphs and lists alone.
 
 python scripts/reflow.py           # writes
 python scripts/reflow.py --check   # names the lines that are too long, and fails
