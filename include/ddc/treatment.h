@@ -20,7 +20,7 @@
 namespace ddc {
 
 /// Which coordinates, unchanged by the group, the base rule works in (design of the library:
-/// docs/construction.md).
+/// docs/explanation/construction.md).
 enum class Coordinates {
   /// The unit of a channel is the norm of the first leg, so that the other legs appear "folded":
   /// for a norm gain, X = W diag(gamma). Default where the first leg is a vector (a gain).
@@ -73,15 +73,15 @@ enum class SecondMoment {
   none,             ///< momentum only
 };
 
-/// Of which vector the part along the orbit of a rotation or a linear gauge is subtracted, and whether
-/// scales and shifts are brought back to where they are held. At the canonical place nothing is
+/// Vector from which the part along the orbit of a rotation or a linear gauge is subtracted, and whether
+/// scales and shifts are brought back to where they are fixed. At the canonical place nothing is
 /// subtracted: the weights are moved back along the orbit after the step, or not.
 enum class Projection {
-  step,  ///< of the step that the base rule makes: the trajectory is horizontal
-  /// Of the momentum, before the base rule makes a step of it: the order of the paper's DDCMuon. For
+  step,  ///< the step that the base rule makes: the trajectory is horizontal
+  /// The momentum, before the base rule makes a step of it: the order of the paper's DDCMuon. For
   /// rotations and linear gauges, and rules that have a momentum of their own (Muon).
   momentum,
-  never,  ///< of none: the step commutes with the group still, and the gauge coordinate drifts
+  never,  ///< none: the step commutes with the group still, and the gauge coordinate drifts
 };
 
 /// How base rules that take matrices apart (Muon) see an attention projection.
@@ -90,8 +90,8 @@ enum class Heads {
   whole,  ///< as it is
 };
 
-/// Where the weights are while they are trained (docs/construction.md, which has the defaults). One choice
-/// for all gauges of an optimizer.
+/// Where the weights are while they are trained; docs/explanation/construction.md has the defaults. One
+/// choice for all gauges of an optimizer.
 enum class Place {
   canonical,  ///< moved at construction to the place of their orbits that all copies of a function share
   in_place,  ///< where they were found; coordinates are computed from them in every step

@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         {"audit": _audit, "diff": _diff}[options.command](options)
     except Exception as error:
         if not isinstance(error, (RuntimeError, TypeError, ValueError)) or _is_of_others(error):
-            # Of the user's model or loss: type, file and line say what to mend.
+            # An error of the user's model or loss: type, file and line say what to mend.
             traceback.print_exc()
         else:
             print(f"ddc: {error}", file=sys.stderr)

@@ -320,7 +320,7 @@ def _again(named: Named) -> Named:
 
 
 def _norms(first: Named, second: Named) -> tuple[list[float], list[float]]:
-    """Of the difference of each tensor, and of one of the two."""
+    """Squared norms of the difference of each tensor, and of one of the two."""
     apart, size = [], []
     for (_, a), (_, b) in zip(first, second, strict=True):
         apart.append(float((a - b).norm()))

@@ -435,7 +435,7 @@ class Evaluation:
             self._outputs.append(tensor)
 
     def _one_output(self) -> Tensor | None:
-        # Of several calls nobody knows how the loss puts them together: it is looked at alone then.
+        # Nobody knows how a loss puts several calls together: then it is looked at alone.
         return self._outputs[0] if len(self._outputs) == 1 else None
 
     def output_weights(self) -> list[Tensor]:

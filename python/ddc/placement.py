@@ -18,7 +18,7 @@ from ddc.symmetry import Element, SymmetryGroup, digest, touched
 
 _KEY = "ddc"
 _FORMAT = 1
-# Of state that is a second set of weights, which moves along orbits would have to move as well.
+# Names of state that is a second set of weights, which moves along orbits would have to move as well.
 _COPIES_OF_WEIGHTS = ("z", "slow_buffer", "slow_params", "slow_weights")
 # How well sums over weights are met again after a move there and back.
 _ACCURACY = {torch.float32: 1e-4, torch.float64: 1e-9}

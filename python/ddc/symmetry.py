@@ -40,7 +40,7 @@ class Element:
         How far it moves: the standard deviation of log-scales, rotation angles and shifts.
     """
 
-    # Of the class, for elements that were pickled by ddc 0.1.
+    # Defaults of the class, for elements that were pickled by ddc 0.1.
     _parts: list[tuple[str, Tensor]] | None = None
 
     def __init__(self, group: SymmetryGroup, seed: int, size: float = 1.0) -> None:
@@ -244,7 +244,7 @@ class SymmetryGroup:
 
     @property
     def residual(self) -> float:
-        """Of all gauges together, from the gate."""
+        """Residual of all gauges together, from the gate."""
         return self._core.joint_residual
 
     @property

@@ -124,7 +124,7 @@ class _Replaced(nn.Module):
 
 def _described(make: MakesOptimizer, model: nn.Module, gauges: Sequence[Gauge]) -> Description:
     """An optimizer of the model as the C++ library can make it of other tensors."""
-    # Of copies: an optimizer may move the weights that it is given.
+    # On copies: an optimizer may move the weights that it is given.
     copies = [
         (name, nn.Parameter(tensor.detach().clone(), tensor.requires_grad))
         for name, tensor in model.named_parameters()

@@ -190,8 +190,8 @@ class Judge {
         continue;
       }
       auto reason = reason_of_failure(gauge, params_, evaluate_);
-      // Of what has as many rows as there are classes, only what makes logits is expected to have
-      // their shift, and only before a softmax.
+      // Tensors with as many rows as there are classes are expected to have the shift of logits only if
+      // they make logits, and only before a softmax.
       const auto begins = [&](const char* words) { return reason.rfind(words, 0) == 0; };
       if (gauge.kind.rfind("CE", 0) == 0 && !begins("tied") && !begins("soft cap") &&
           !begins("z-loss")) {

@@ -59,7 +59,7 @@ void add_heads(const Search& search, std::vector<Gauge>& result) {
     result.push_back(std::move(gauge));
   }
   for (const auto& gauge : search.gauges) {
-    // Behind a norm of each head turns what does not scale.
+    // Heads behind a norm of their own can be rotated and not rescaled.
     if (gauge.action != Action::rotation || gauge.kind == "residual rotation") continue;
     const bool scales =
         std::any_of(search.gauges.begin(), search.gauges.end(), [&](const Gauge& other) {

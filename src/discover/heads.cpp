@@ -75,7 +75,7 @@ bool has_unexplained_relation(Search& search) {
       known.push_back(inside * norms.narrow(0, start, size));
     };
     for (const auto& match : search.scales) add_known(exponents_of(search, match));
-    // Of the stream of a model of which some layers are left out the scales have no such relation.
+    // Scales of a stream have no such relation if some layers of the model are left out.
     if (search.stacks.empty()) add_known(stream_scale(search));
     const int64_t explained =
         known.empty() ? 0 : at::linalg_matrix_rank(at::stack(known), 1e-6).item<int64_t>();

@@ -36,7 +36,7 @@ std::optional<Gain> as_gain(const Search& search, const ScaleMatch& match) {
   if (vectors.size() == 1 && gain.readers.size() == 1 && gain.readers[0].axis == 0) {
     gain.on_output = true;
   }
-  // Of a gain and a shift, the gain is the one that is stored with an offset, or that is near one.
+  // The gain of a norm, beside its bias, is the one that is stored with an offset, or that is near one.
   std::stable_sort(vectors.begin(), vectors.end(), [&](const Piece* a, const Piece* b) {
     if ((a->offset != 0) != (b->offset != 0)) return a->offset != 0;
     return search.distance_from_one(a->slot) < search.distance_from_one(b->slot);

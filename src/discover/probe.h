@@ -72,7 +72,7 @@ class Probe {
   /// The sum of the gradient along the slot's axis, [shift_batches, entries of the other axes]: the
   /// derivative by what is added to all of them.
   at::Tensor shift_charge(size_t slot) const;
-  /// Of large models these are kept for the first few batches only.
+  /// Number of batches for which shifts are kept: the first few only, for large models.
   int64_t shift_batches() const { return static_cast<int64_t>(shift_.size()); }
   /// The sum of the gradient's absolute values along the axis, as a root mean square over the rest.
   double shift_scale(size_t slot) const;

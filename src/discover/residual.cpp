@@ -84,7 +84,7 @@ struct SampledCharges {
     double all = 0;
     double fixing_ones = 0;
   };
-  /// Of some legs together, and of those of their rotations that leave the vector of ones alone.
+  /// Relative residual of some legs together, and of their rotations that leave the vector of ones alone.
   Relative relative(const std::vector<size_t>& legs) const {
     auto sum = at::zeros_like(value.front());
     double size = 0;
@@ -132,7 +132,7 @@ Charge charge_of(const Gauge& gauge, const at::Tensor& coordinates, const Parame
   return noether_charge(part, weights, slopes);
 }
 
-/// Of all legs, and with them of the legs at the layers that they stand for.
+/// Charges of all legs, and with them of the legs at the layers that they stand for.
 SampledCharges charges_of(const Search& search, const std::vector<Gauge>& legs,
                           const at::Tensor& coordinates, int64_t batches) {
   SampledCharges result;

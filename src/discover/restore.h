@@ -37,7 +37,7 @@ class Restore {
   const Parameters& params() const { return params_; }
   /// In the order of the table.
   const std::vector<at::Tensor>& saved() const { return saved_; }
-  /// Of some of the parameters, in the order of theirs.
+  /// Saved values of some of the parameters, in their order.
   std::vector<at::Tensor> saved_of(const Parameters& some) const {
     std::vector<at::Tensor> result;
     size_t k = 0;

@@ -269,7 +269,7 @@ void Search::find_lone_scales() {
     const auto& tensor = tensor_of(k);
     if (tensor.tensor.dim() < 2 || here.size < 2 || is_null(here.tensor)) continue;
     if (tensor.tensor.numel() == here.size || !is_free(k, 0, here.size)) continue;
-    // Of terms with random signs the sum would be so large.
+    // The sum of terms with random signs would be so large.
     const double terms =
         static_cast<double>(tensor.tensor.numel()) / static_cast<double>(here.size);
     const double charge = std::sqrt(probe.scale_charge(k).square().mean().item<double>());

@@ -47,7 +47,7 @@ struct Piece {
   int64_t first = 0;
   int64_t run = 1;
   double exponent = 1;
-  /// Of the tensor: the charge is that of `tensor + offset`.
+  /// Constant that is added to the tensor: the charge is that of `tensor + offset`.
   double offset = 0;
 };
 
@@ -106,7 +106,7 @@ struct Search {
     constexpr size_t neighbourhood = 24;
     return probe.is_small() || (a < b + neighbourhood && b < a + neighbourhood);
   }
-  /// Of the mean of a tensor: small for gains, about one for biases.
+  /// Distance of a tensor's mean from one: small for gains, about one for biases.
   double distance_from_one(size_t slot) const;
   bool is_free(size_t slot, int64_t first, int64_t count) const;
   void mark(size_t slot, int64_t first, int64_t count);

@@ -29,7 +29,7 @@ std::string scientific(double value) {
   return std::isnan(value) ? "nan" : formatted("%.1e", value);
 }
 
-/// Of a count that is an estimate: no more digits than it has.
+/// Text of a count, which is an estimate sometimes: no more digits than it has.
 std::string count(double value) {
   return value == std::round(value) ? formatted("%.0f", value) : formatted("%.1f", value);
 }

@@ -134,8 +134,8 @@ Balance balance(const at::Tensor& plus, const at::Tensor& minus) {
   const auto one = at::eye(plus.size(-1), plus.options()).expand_as(plus);
   const auto root = at::linalg_cholesky(where_block(full_rank, symmetric(plus), one));
   const auto other = at::linalg_cholesky(where_block(full_rank, symmetric(minus), one));
-  // Of a product of roots, not of the Gram matrices' product: where both sides are small in the same
-  // direction that has the square of this condition number, and the direction drowns in rounding.
+  // The singular values of a product of roots are taken, not the eigenvalues of the Gram matrices' product: where
+  // both sides are small in one direction, that has the square of this condition number, and the direction drowns.
   const auto [vectors, values, unused] =
       at::linalg_svd(transposed(root).matmul(other), /*full_matrices=*/false);
   const auto scale = values.clamp_min(1e-150).sqrt().unsqueeze(-1);
@@ -245,8 +245,8 @@ at::Tensor canonical_basis(const GaugePlan& gauge, const Tensors& x) {
   auto basis =
       eigenbasis(within(grams), /*keep=*/false, [&] { return within(weighted_grams(gauge, x)); });
   const auto columns = inside.defined() ? inside.matmul(basis) : basis;
-  // Of an eigenvector the sign is free: that of a sum with generic weights is taken, of those sums the
-  // one that is farthest from zero.
+  // The sign of an eigenvector is free. It is made that of a sum with generic weights, the one that is
+  // farthest from zero of several.
   const auto sums = transposed(columns).matmul(weighted_sums(gauge, x)).squeeze(-1);
   const auto clearest = std::get<1>(sums.abs().max(0, /*keepdim=*/true));
   const auto chosen = sums.gather(0, clearest).squeeze(0);

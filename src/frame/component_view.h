@@ -15,7 +15,7 @@ struct ComponentView {
   const Plan& plan;
   const Component& component;
   const std::vector<GaugeState>& states;
-  /// Of all tensors of the plan.
+  /// Whether there is a gradient, for all tensors of the plan.
   const std::vector<bool>& has_gradient;
   /// Every leg has a gradient. Otherwise the units are used and nothing of the gauge is moved: the orbit of a
   /// tensor that is not being trained is not ours to move along.

@@ -16,13 +16,13 @@ struct Items {
 
 /// Values of items of one kind, found by index in the plan.
 ///
-/// Of a component, only the values of its own items are there: a step allocates what the component needs,
+/// For a component only the values of its own items are there: a step allocates what the component needs,
 /// however large the plan is.
 template <class T, std::vector<size_t> Items::*Kind>
 class Dense {
  public:
   Dense() = default;
-  /// Of all items of a plan.
+  /// Makes room for all items of a plan.
   explicit Dense(size_t size) : values_(size) {}
   explicit Dense(const ComponentView& component);
 

@@ -59,10 +59,10 @@ Coordinates default_coordinates(const GaugePlan& gauge, const std::vector<Tensor
 // How often a gauge is moved back to its section at the canonical place, where the treatment does not
 // say. Scales, shifts and exchanges cost at most a pass over the weights, and are moved in every step.
 
-/// Of gauges that mix channels, whose move is a product of matrices.
+/// Default of `every` for gauges that mix channels, whose move is a product of matrices.
 constexpr int64_t kStepsBetweenTurns = 10;
-/// Of rotations of a stream, whose move is as much work as the forward pass of a batch of so many tokens
-/// as the stream is wide: they are placed, and not held.
+/// Default for rotations of a stream: placed, and not held. Their move is as much work as the forward pass of
+/// a batch of so many tokens as the stream is wide.
 constexpr Projection kProjectionOfStreams = Projection::never;
 /// Blocks are taken for a stream from this size on, whatever reads them.
 constexpr int64_t kLargestHead = 256;

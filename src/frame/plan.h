@@ -25,10 +25,10 @@ struct BoundLeg {
   size_t tensor;  ///< index into Plan::tensors
   double exponent;
   ChannelMap map;
-  /// Of a shift: by how many axes (in front) the tensor of the first leg has more. The map is of a
+  /// Number of axes (in front) that the tensor of the first leg of a shift has more. The map is of a
   /// tensor with as many.
   int64_t more_axes = 0;
-  /// Of gauges that mix channels.
+  /// Blocks of a gauge that mixes channels.
   std::optional<BlockMap> blocks;
   /// The tensor of the gain through which the leg is seen, and that of the bias beside it.
   std::optional<size_t> gain;
@@ -36,8 +36,8 @@ struct BoundLeg {
   /// The tensor is multiplied by the gauge's own first leg, its gain: the gauge's factor cancels in the
   /// product that is measured, and re-balancing must not apply it again.
   bool seen_through_first = false;
-  /// Of gauges that mix channels: one that is bound after this also mixes another axis of the tensor. Until
-  /// then entries along that axis are in an arbitrary basis and must not be used one by one.
+  /// Whether a gauge that is bound after this one also mixes another axis of the tensor. Until then entries
+  /// along that axis are in an arbitrary basis, and must not be used one by one.
   bool mixed_later = false;
   /// Where what is remembered of the gauge is: with the tensor of its first leg.
   at::Device home = at::kCPU;
@@ -60,7 +60,7 @@ struct Drain {
   ChannelMap source_map;
   /// None: the vector itself is added.
   std::optional<size_t> matrix;
-  /// Of the matrix, or of the sink.
+  /// Channels of the matrix, or of the sink.
   ChannelMap map;
   size_t sink;
 };
@@ -88,16 +88,16 @@ struct GaugePlan {
   at::Tensor first_reference;
   /// Norm of (e_plus, e_minus): turns the orbit direction into a unit vector in log-norm space.
   double exponent_norm = 0;
-  /// Of a shift with several legs on one tensor: the inverse of the inner products of what its
-  /// channels add, [channels, channels].
+  /// Inverse of the inner products of what the channels of a shift add, [channels, channels]; for several
+  /// legs on one tensor.
   at::Tensor inverse_gram;
-  /// Of rotations that leave the vector of ones alone: a basis of its complement.
+  /// Basis of the complement of the vector of ones, for rotations that leave that vector alone.
   at::Tensor complement;
   /// Whether the gauge acts on two axes of one tensor (a recurrent weight, W -> D W D^-1).
   bool self_coupled = false;
 
   at::Device device() const { return legs.front().home; }
-  /// Of all that is remembered in numbers.
+  /// Type and device of all that is remembered in numbers.
   at::TensorOptions options() const { return at::TensorOptions(at::kDouble).device(device()); }
   bool is_scale() const { return gauge.action == Action::scale; }
   bool is_folded() const { return treatment.coordinates == Coordinates::folded; }

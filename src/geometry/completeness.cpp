@@ -17,7 +17,7 @@ namespace {
 /// How far a tangent of length one may stick out of the kernel in float64: far more than rounding, and
 /// far less than what a wrong exponent does.
 constexpr double in_kernel = 1e-6;
-/// Of the estimate: the iteration ends where so little is seen, relative to the start; and the share of
+/// Settings of the estimate: the iteration ends where so little is seen, relative to the start; the share of
 /// all parameters above which a bound says nothing.
 constexpr double nothing_seen = 1e-12;
 constexpr double too_loose = 0.2;

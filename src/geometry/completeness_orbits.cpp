@@ -13,7 +13,7 @@
 namespace ddc {
 namespace {
 
-/// Of least squares with the tangents: what is left of the gradient, and when to give up.
+/// Settings of least squares with the tangents: what is left of the gradient, and when to give up.
 constexpr double tolerance = 1e-6;
 constexpr int64_t most_iterations = 500;
 /// What is frozen must hold still to rounding: a charge that it takes part in is no charge without it.
@@ -161,7 +161,7 @@ const std::string& Orbits::gauge_of(int64_t entry) const {
 at::Tensor Orbits::without(const at::Tensor& vector) const {
   const at::NoGradGuard no_grad;
   const auto along = [&](const at::Tensor& each) { return tangent(charges(each)); };
-  // Of a part that is rounding, an iteration would divide rounding by rounding.
+  // An iteration on a part that is rounding would divide rounding by rounding.
   if ((along(vector).norm() <= 1e-13 * vector.norm()).item<bool>()) return vector.clone();
   return kernel_part(LinearOperator::symmetric(trainable_size_, along), vector, most_iterations,
                      tolerance)

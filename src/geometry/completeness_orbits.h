@@ -42,7 +42,7 @@ class Orbits {
   };
   /// The orthogonal projection on the algebra.
   at::Tensor in_algebra(const at::Tensor& elements) const;
-  /// Of the trainable entries, then of the others that some gauge moves.
+  /// Tangent of the trainable entries, then of the others that some gauge moves.
   at::Tensor tangent_of_all(const at::Tensor& elements) const;
   at::Tensor charges_of_all(const at::Tensor& vector) const;
   at::Tensor tangent(const at::Tensor& elements) const;

@@ -13,7 +13,7 @@ namespace {
 constexpr double rows_per_parameter = 1.5;
 constexpr int64_t least_batches = 4;
 constexpr int64_t sampled_batches = 64;
-/// Of small batches it is not the multiplications that take the time but the way to the parameters.
+/// Positions that a small batch counts for: its time is not in multiplications, but in reading parameters.
 constexpr double least_positions = 32;
 
 double product_of(const at::Tensor& a, const at::Tensor& b) { return at::dot(a, b).item<double>(); }

@@ -37,7 +37,7 @@ class KernelProbe {
   const at::Tensor& scale() const { return scale_; }
   /// Some rows of the Jacobian.
   const std::vector<at::Tensor>& samples() const { return samples_; }
-  /// Of one product with J^T J: multiplications of an entry of the parameters with one of the batch, about.
+  /// Work of one product with J^T J: multiplications of an entry of the parameters with one of the batch, about.
   double work() const { return work_; }
 
   /// J^T J in the units above. A product takes one evaluation of every batch.

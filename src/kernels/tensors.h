@@ -28,7 +28,7 @@ void one_by_one(size_t count, const std::function<void(size_t)>& work);
 /// Whether all entries of all tensors are finite; any tensors.
 bool all_finite(const std::vector<at::Tensor>& tensors);
 
-// Of matrices that fit. `along` is the axis that is not summed over, and keeps its size.
+// Functions of matrices that fit. `along` is the axis that is not summed over, and keeps its size.
 
 /// Sums of squares along an axis, float64, [rows, 1] or [1, columns]. `weights`: of the other axis's
 /// indices, or undefined.

@@ -102,7 +102,7 @@ class Deferred {
     std::array<bool, 2> scaled = {};
     std::array<bool, 2> shifted = {};
     bool turned = false;
-    /// Of vectors: the gradient where they are now, and values before the step.
+    /// Gradient of a vector where it is now, and its values before the step.
     at::Tensor gradient = {};
     std::vector<double> before = {};
 
@@ -138,7 +138,7 @@ class Deferred {
   struct Shift {
     size_t gauge;
     std::vector<Leg> legs;
-    /// Of one vector.
+    /// Whether it shifts entries of one vector.
     bool of_vector = false;
     std::optional<size_t> gain = std::nullopt;
 

@@ -134,7 +134,7 @@ class Held {
   /// Per tensor: where its moves may be pending; and the same while a step is under way in one pass.
   std::vector<Deferred*> deferred_of_;
   std::vector<Deferred*> open_of_;
-  /// Of planes whose step is not made in one pass, weights before it.
+  /// Weights before the step of planes whose step is not made in one pass.
   std::map<size_t, at::Tensor> before_;
   /// Gradients of weights whose pending moves were made before the step.
   std::map<size_t, at::Tensor> gradients_;

@@ -36,7 +36,7 @@ struct Finding {
   /// In the usual notation, see `group_name`.
   std::string group;
   int64_t dimension = 0;
-  /// Of the gate, and what would have been too much.
+  /// What the gate measured, and what would have been too much.
   double residual = 0;
   double tolerance = 0;
   std::optional<Engagement> engagement = {};
@@ -98,7 +98,7 @@ struct SymmetryGroup {
   Fingerprint parameters;
   std::vector<Finding> findings;
   std::vector<Refusal> refusals;
-  /// Of all gauges together, from the gate.
+  /// Residual of all gauges together, from the gate, and what would have been too much.
   double joint_residual = 0;
   double joint_tolerance = 0;
   std::optional<Completeness> completeness = {};

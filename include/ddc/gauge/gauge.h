@@ -90,9 +90,9 @@ enum class Action {
   shift,
   rotation,  ///< W[b] -> R W[b], one orthogonal matrix R per block of channels
   linear,    ///< W[b] -> A W[b] on legs with exponent 1, A^-T W[b] on legs with -1
-  /// v -> v + s for the vector of the first leg; every other leg is a matrix that reads v, and the
-  /// bias beside it (`through.bias`) loses W s; or a vector that is added to what v went into, and
-  /// loses s itself (a bias in the next writer to a residual stream that goes on from v).
+  /// Moves a constant between a vector v (the first leg) and the biases downstream of it: v += s. Every
+  /// matrix leg W reads v, and its bias (`through.bias`) loses W s. A further vector leg is a bias that is
+  /// added to the same residual stream, and loses s itself.
   exchange,
 };
 
@@ -100,11 +100,11 @@ template <>
 inline constexpr std::array EnumNames<Action> = {"scale", "shift", "rotation", "linear",
                                                  "exchange"};
 
-/// The affine part of a norm, through which a weight reads the normalised vector n: with gain and
-/// shift of the norm and the bias beside the weight, W (gain * n + shift) + bias. A leg with a
-/// reading acts on W diag(gain) along its axis, and leaves W shift + bias unchanged. Empty names:
-/// there is none. With a gain alone it is also how a layer that is multiplied by a learned vector,
-/// gain * (W h + b), is seen: both W and the vector b, along their first axis.
+/// A weight W that reads a normalised vector n through a norm's affine part: y = W (gain * n + shift) +
+/// bias. A leg with a reading acts on the effective weight W diag(gain) along its axis, and adjusts `bias`
+/// so that the effective bias W shift + bias does not change. Empty names: there is none.
+/// With a gain alone it describes an output that is multiplied by a learned vector, gain * (W h + b): the
+/// leg then acts on W, and on the vector b, along their first axis.
 struct Reading {
   std::string gain = {};
   /// The gain is `tensor + gain_offset`.
@@ -120,8 +120,8 @@ struct Reading {
 struct Leg {
   /// The name of the tensor in the table of parameters.
   std::string tensor;
-  /// Of a shift also -1, an axis of size one in front of all others: the tensor is one row, as a bias
-  /// is beside the rows of a table.
+  /// Axis that the group acts along. A shift may have -1, an axis of size one in front of all others: the
+  /// tensor is one row, as a bias is beside the rows of a table.
   int64_t axis = 0;
   /// For a scale: the exponent. For a shift: the coefficient with which the shift is added.
   double exponent = 1;

@@ -18,7 +18,7 @@
 namespace ddc {
 
 struct StructuralKernelOptions {
-  /// Of the cotangents.
+  /// Seed of the cotangents.
   uint64_t seed = 0;
   /// Batches are drawn until there are this many rows of the Jacobian per parameter, and then until
   /// further ones do not raise the rank: what depends on the inputs at hand, rather than on the
@@ -45,7 +45,7 @@ struct StructuralKernel {
   int64_t rank = 0;
   /// parameters - rank.
   int64_t dimension = 0;
-  /// Of the Jacobian, largest first.
+  /// Singular values of the Jacobian, largest first.
   std::vector<double> singular_values;
   /// The ratio of the last singular value that counts to the first that does not. A small one says
   /// that the rank is not to be trusted.
@@ -78,10 +78,10 @@ struct CompletenessOptions {
   uint64_t seed = 0;
   /// Up to so many parameters the Jacobian is decomposed, above it is only multiplied with.
   int64_t exact_up_to = 3500;
-  /// Of the estimate: vectors that are drawn at random, and steps of the iteration for each.
+  /// Vectors that the estimate draws at random, and steps of the iteration for each.
   int64_t probes = 4;
   int64_t iterations = 200;
-  /// Of the estimate: what may be spent on them. Counted in products of a parameter with an entry of a
+  /// Work that the estimate may spend on them. Counted in products of a parameter with an entry of a
   /// batch (a position of a sequence); first probes are cut to it, and then iterations.
   double work = 2e11;
 };

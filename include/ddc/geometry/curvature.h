@@ -64,7 +64,7 @@ struct CurvatureOptions {
   int64_t batches = 1;
   /// A block: the parameters with these names; empty: all that require gradients.
   std::vector<std::string> tensors = {};
-  /// Of monte_carlo_fisher: labels drawn per sample, and the seed.
+  /// Labels that monte_carlo_fisher draws per sample, and their seed.
   int64_t labels = 1;
   uint64_t seed = 0;
 };
@@ -145,7 +145,7 @@ OrbitSpace orbit_space(const std::vector<Gauge>& gauges, const Parameters& param
 struct SpectrumOptions {
   /// Up to so many parameters all eigenvalues are found, above it both ends.
   int64_t dense_up_to = 2048;
-  /// Of Lanczos' method: steps at most, and where a residual relative to the largest eigenvalue counts as zero.
+  /// Steps of Lanczos' method at most, and the residual, relative to the largest eigenvalue, that counts as zero.
   int64_t iterations = 200;
   double tolerance = 1e-8;
   /// Random vectors of the estimates of trace, log-determinant and effective rank, and steps for each.
@@ -184,7 +184,7 @@ struct Spectrum {
   Bounded smallest;
   Bounded largest;
   Bounded trace;
-  /// Of what is above zero.
+  /// Log-determinant of what is above zero.
   Bounded log_determinant;
   /// exp(entropy) of the eigenvalues over their sum.
   Bounded effective_rank;

@@ -96,12 +96,12 @@ struct RateOptions {
   /// A window has at least so many points, and so many decades of the observable and of the distance.
   int64_t min_points = 20;
   double min_decades = 0.5;
-  /// Of the ways that log(observable) goes, the share that is up; how far the slopes of halves of the window may
-  /// differ; the half width of the confidence interval: the latter two relative to the slope.
+  /// Share of the way of log(observable) that is up; how far the slopes of halves of the window may differ; half
+  /// width of the confidence interval. The latter two are relative to the slope.
   double max_ascent = 0.02;
   double max_drift = 0.1;
   double max_uncertainty = 0.1;
-  /// Of the fit; a jump or a second power is not made up for by where the minimum is put.
+  /// R squared of the fit; where the minimum is put does not make up for a jump or a second power.
   double min_r_squared = 0.99;
   double confidence = 0.95;
   int64_t resamples = 400;
@@ -112,8 +112,8 @@ struct Rate {
   RateVerdict verdict = RateVerdict::not_asymptotic;
   /// In words, of a verdict that is not `readable`.
   std::string reason;
-  /// Of log(observable) against log(distance to the minimum), with its confidence interval from a bootstrap over
-  /// blocks of residuals. Of a verdict that is not `readable` they are those of the whole trajectory, if it was
+  /// Slope of log(observable) against log(distance to the minimum), with its confidence interval from a bootstrap
+  /// over blocks of residuals. If the verdict is not `readable` they are those of the whole trajectory, if it was
   /// tried.
   double slope = 0;
   double low = 0;

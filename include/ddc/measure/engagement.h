@@ -12,7 +12,7 @@ namespace ddc {
 struct EngagementOptions {
   int64_t steps = 10;
   double lr = 1e-3;
-  /// Of both optimizers. Decay shrinks what a shift adds to whether or not the loss sees it.
+  /// Decay of both optimizers. It shrinks what a shift adds to whether or not the loss sees it.
   double weight_decay = 0;
   uint64_t first_batch = 0;
 };

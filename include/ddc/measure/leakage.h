@@ -59,9 +59,9 @@ class AdamWMoments {
 /// and exponents. Its lower bound in the former, by the sum of the sides' covariances, holds only
 /// where they do not cancel.) Zero where P is constant and m a gradient of an invariant loss.
 struct Leakage {
-  /// Of the means: there even if every tensor had one number for P.
+  /// Part of the means: there even if every tensor had one number for P.
   at::Tensor mean;
-  /// Of the rest: how the entries of P go with those of the product of m and W.
+  /// The rest: how the entries of P go with those of the product of m and W.
   at::Tensor covariance;
 
   at::Tensor total() const;
@@ -81,7 +81,7 @@ struct StepSize {
 ///     rotation   [blocks, block, block]   the skew matrix A such that exp(A) turns the weights as
 ///                                         near as can be to where the step takes them
 ///
-/// Of r, the first order is the leakage only where both sides are equally large; elsewhere steps that
+/// The first order of r is the leakage only where both sides are equally large; elsewhere steps that
 /// are orthogonal to the orbit move r too, those of SGD among them. The second order is that of the
 /// logarithm (of the polar factor): the step itself is linear in lr. (The paper's Lemma eta2_correction
 /// has derivatives of the loss there. They are what a step differs by from the continuous flow.)

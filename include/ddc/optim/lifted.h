@@ -270,7 +270,7 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// Weights as they were before they were placed, until the first step: a state of these very weights
   /// may be loaded, and gone on with to the last bit.
   Parameters found_;
-  /// Of the weights as the optimizer left them.
+  /// Versions of the weights as the optimizer left them.
   std::vector<int64_t> versions_;
   /// State was loaded, and no step made since; with weights at their original place or not.
   bool is_loaded_ = false;

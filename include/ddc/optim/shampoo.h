@@ -7,9 +7,9 @@ namespace ddc {
 /// Options of Shampoo.
 struct ShampooOptions {
   double lr = 1e-3;
-  /// Of the average of gradients that is preconditioned; 0 is the paper's rule.
+  /// Decay of the average of gradients that is preconditioned; 0 is the paper's rule.
   double beta1 = 0.9;
-  /// Of the factors. 1 is the paper's plain sum; less is an average, with Adam's bias correction.
+  /// Decay of the factors. 1 is the paper's plain sum; less is an average, with Adam's bias correction.
   double beta2 = 0.999;
   /// Added to the factors' eigenvalues, and like them the square of a gradient: absolute, as in the
   /// paper, where the sums start at eps I.

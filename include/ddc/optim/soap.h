@@ -12,7 +12,7 @@ struct SoapOptions {
   double lr = 3e-3;
   double beta1 = 0.95;
   double beta2 = 0.95;
-  /// Of Shampoo's factors; beta2 if not given.
+  /// Decay of Shampoo's factors; beta2 if not given.
   std::optional<double> shampoo_beta = std::nullopt;
   double eps = 1e-8;
   /// A longer side keeps its own basis.

@@ -13,7 +13,7 @@
 namespace ddc {
 namespace {
 
-/// Of subtracting shifts that overlap. What is left falls by a constant factor with each.
+/// Sweeps that subtract shifts that overlap. What is left falls by a constant factor with each.
 constexpr int kMostSweeps = 200;
 constexpr double kRounding = 8;
 

@@ -35,7 +35,7 @@ class Polar : public TensorwiseMap {
   struct Node {
     /// log rho; 0 where the node is not live.
     at::Tensor log_rho;
-    /// Of the coordinates inside this map.
+    /// Sums over the coordinates inside this map.
     at::Tensor norm_square;
     at::Tensor charge;
     /// Channels that have a norm and all of whose gauges are active and bound.
