@@ -103,7 +103,7 @@ double measure(const std::string& name, int64_t layers) {
   return wall.count();
 }
 
-/// Of the line through (log x, log y) that has the least squares of errors.
+/// Slope of the line through (log x, log y) that has the least squares of errors.
 double log_slope(const std::vector<int64_t>& x, const std::vector<double>& y) {
   const auto n = static_cast<double>(x.size());
   double sx = 0, sy = 0, sxx = 0, sxy = 0;

@@ -506,7 +506,7 @@ FAMILIES = [
             "embedding exchange R^8": 1,
         },
         missing="They are the first two rows of the positions, which OPT skips.",
-        # Of the first weights one unit of a ReLU is hardly ever on.
+        # With the first weights one unit of a ReLU is hardly ever on.
         seed=1,
     ),
     Family(
@@ -529,7 +529,7 @@ FAMILIES = [
         classify_tokens,
         LAYER_NORM
         | {
-            # Of the other norms the residual stream goes on.
+            # The residual stream goes on from the other norms.
             "norm scale (R+)^8": 1,
             "norm kernel shift R^8": 7,
             "residual mean shift R^13": 1,

@@ -30,7 +30,7 @@ class Product(nn.Module):
 
 
 def losses(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Of every chain; zero at the minimum."""
+    """Loss of every chain; zero at the minimum."""
     return 0.5 * (model(x) ** 2).mean(0)
 
 

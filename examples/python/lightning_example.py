@@ -70,7 +70,7 @@ class Classifier(lightning.LightningModule):
 
 
 def trainer(epochs: int, **options: object) -> lightning.Trainer:
-    """Of Lightning, on the CPU and quiet."""
+    """A Trainer of Lightning, on the CPU and quiet."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning")
     quiet = dict(logger=False, enable_progress_bar=False, enable_model_summary=False)

@@ -11,7 +11,7 @@
 namespace ddc::cli {
 namespace {
 
-/// Of the whole text.
+/// Reads a number that is the whole text.
 template <class Number>
 bool parse(const std::string& text, Number& number) {
   const char* const end = text.data() + text.size();

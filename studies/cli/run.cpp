@@ -130,7 +130,7 @@ std::set<std::string> default_names() {
   return names;
 }
 
-/// Of the first seed.
+/// Configuration of the first seed.
 RunConfig configured(const Settings& settings) {
   auto config = settings.config;
   apply_recipe(config);

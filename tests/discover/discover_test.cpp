@@ -318,7 +318,7 @@ TEST(Discover, RefusesALossThatIsNone) {
   refuses([&](uint64_t) { return in.sum(1); }, {"not a scalar"});
   refuses([](uint64_t) { return at::ones({}, at::kDouble); },
           {"does not depend on any of the 2 parameters"});
-  // Of something else that can be differentiated.
+  // A loss of something else that can be differentiated.
   const auto other = weights({3}, 9);
   refuses([&](uint64_t) { return other.square().sum(); },
           {"does not depend on any of the 2 parameters"});

@@ -66,7 +66,7 @@ AdamOptions fast() { return AdamOptions{.lr = 1e-2, .weight_decay = 0.01}; }
 
 double largest(const at::Tensor& tensor) { return tensor.abs().max().item<double>(); }
 
-/// Of a symmetric matrix.
+/// Exponential of a symmetric matrix.
 at::Tensor symmetric_exp(const at::Tensor& matrix) {
   const auto [values, vectors] = at::linalg_eigh(matrix);
   return (vectors * values.exp()).matmul(vectors.t());
@@ -82,7 +82,7 @@ struct Followed {
   int64_t degenerate_at_start = 0;
   int64_t degenerate_at_end = 0;
   int64_t bound_at = -1;
-  /// Of the gauge coordinate since the block was bound.
+  /// Drift of the gauge coordinate since the block was bound.
   double drift = 0;
   double coordinate_error = 0;
   double first_loss = 0;

@@ -130,7 +130,7 @@ TEST(Completeness, AGaugeThatIsLeftOutIsMissingWithItsOwnDimensionsAndTensors) {
   for (const auto& gauge : gauges) {
     const auto rest = without(gauges, gauge.name);
     const auto found = completeness(rest, params, evaluate);
-    // Of its dimensions those that no other gauge has.
+    // Those of its dimensions that no other gauge has.
     const auto missing = static_cast<double>(all.explained - found.explained);
     EXPECT_GT(missing, 0) << gauge.name;
     EXPECT_EQ(found.unexplained, missing) << gauge.name;

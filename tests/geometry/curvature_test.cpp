@@ -103,7 +103,7 @@ void check_zeros(const KnownNetwork& network) {
   const auto found = spectrum(fisher, orbits, {.dense_up_to = 3000});
   ASSERT_EQ(found.method, "dense");
   EXPECT_EQ(found.zeros, unexplained) << found;
-  // Of tangents of length one, relative to the largest eigenvalue.
+  // Images of tangents of length one, relative to the largest eigenvalue.
   for (int64_t k = 0; k < orbits.dimension; ++k) {
     const auto image = fisher.product(orbits.basis.select(1, k).contiguous());
     EXPECT_LE(image.norm().item<double>(), 1e-14 * std::max(1.0, found.largest.value)) << k;

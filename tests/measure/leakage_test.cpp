@@ -28,7 +28,7 @@ using testbeds::GaugeSet;
 using testbeds::gradients_of;
 using testbeds::without_leg;
 
-/// Of the prediction to first order, at a learning rate of 1e-3, per step and over a run.
+/// Error of the prediction to first order, at a learning rate of 1e-3, per step and over a run.
 constexpr double kFirstOrderError = 0.05;
 
 double size_of(const at::Tensor& tensor) { return tensor.norm().item<double>(); }

@@ -184,7 +184,7 @@ double orbit_part(const Case& each, const OptimizerMaker& make) {
     const auto before = params.clone();
     optimizer->step();
     for (const auto& gauge : gauges) {
-      // Of the tensors that it acts on only: the others' steps would hide a part in these.
+      // The tensors that it acts on only: the others' steps would hide a part in these.
       Parameters own;
       for (const auto& leg : gauge.legs) own.add(leg.tensor, before[leg.tensor].tensor);
       const auto tangents = orbit_tangents(gauge, own);

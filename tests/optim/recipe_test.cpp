@@ -234,7 +234,7 @@ TEST(Projection, NeverLetsCoordinatesDriftAndCopiesStayRelated) {
   const auto gauges = gauges_of(testbed);
   for (const auto& never :
        {in_place({.project = Projection::never}), placed({.project = Projection::never})}) {
-    // Of the rounding along a shift, where it is not projected out, Adam makes steps of 1e-16 lr / eps.
+    // Adam makes steps of 1e-16 lr / eps of the rounding along a shift, where it is not projected out.
     const auto make = testbeds::ddc_adam({.lr = 1e-3, .eps = 1e-4}, never);
     EXPECT_LE(testbeds::paired_error(testbed, gauges, make, {.steps = 20}), 1e-11);
     const auto drift = testbeds::drift(testbed, testbed.init(42, at::kDouble), gauges, make,

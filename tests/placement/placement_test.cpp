@@ -98,7 +98,7 @@ void train(Pair& pair, const Make& make, int steps, double tolerance) {
     EXPECT_NEAR(pair.loss(pair.first, 7), before, 1e-11 * std::abs(before)) << step;
   }
   EXPECT_LE(apart(pair.second, pair.first), tolerance);
-  // Of chains so many sweeps are made in a step, and no more: what is left is the next step's.
+  // A step makes so many sweeps of chains, and no more: what is left is the next step's.
   EXPECT_LE(first.distance_to_section(), 1e-4);
 }
 

@@ -76,7 +76,7 @@ def run_command(line: str, folder: Path) -> str:
 
 
 def alike(shown: str, printed: str) -> bool:
-    """The same words, and the same numbers but for the last digits and for what is rounding, or divided by it."""
+    """The same words, and the same numbers but for last digits, rounding and what is divided by it."""
     shown, printed = (re.sub(r"\bgap \S+", "gap", text) for text in (shown, printed))
     pairs = [(a.split(), b.split()) for a, b in zip(lines(shown), lines(printed), strict=False)]
     return len(lines(shown)) == len(lines(printed)) and all(

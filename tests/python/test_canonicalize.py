@@ -74,7 +74,7 @@ def test_random_elements_have_the_numbers_they_had():
     assert apart(first, network()) > 0.1
     assert apart(first, second) < 1e-14
     assert [name for name, _ in drawn.parts] == [gauge.name for gauge in group().gauges]
-    # Of the generator that C++ has always used.
+    # Drawn from the generator that C++ has always used.
     assert apart(group().random_element(seed=4, size=0.7).apply_(network()), first) > 0.1
     assert apart(drawn.inverse().apply_(first), network()) < 1e-13
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 
-# Of the network that the tool trains, a LayerNorm transformer of one layer.
+# Sizes of the network that the tool trains, a LayerNorm transformer of one layer.
 VOCABULARY, SEQUENCE, D_MODEL, D_FF, HEADS = 11, 6, 16, 24, 4
 
 

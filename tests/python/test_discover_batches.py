@@ -681,7 +681,7 @@ def test_batches_of_a_data_module_go_through_its_hooks(classes):
     assert group.notes[0].endswith("3 batches of 16 samples, taken from train_dataloader() of Data")
     blind = Data()
     blind.blind = True
-    # Of inputs that are zero the first weight sees nothing.
+    # The first weight sees nothing of inputs that are zero.
     assert ddc.lightning.discover(Module(), datamodule=blind).dimension > group.dimension
 
 

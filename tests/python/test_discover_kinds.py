@@ -21,7 +21,7 @@ def found(group: ddc.SymmetryGroup) -> dict[str, int]:
 def difference_of_copies(
     model: nn.Module, loss: Callable[[nn.Module], Tensor], group: ddc.SymmetryGroup
 ) -> float:
-    """Of losses in training a model, and its copy somewhere else on the orbit."""
+    """Difference of losses in training a model, and its copy somewhere else on the orbit."""
     losses = []
     for moved in (False, True):
         each = copy.deepcopy(model)

@@ -111,7 +111,7 @@ def test_every_family_is_held(name):
 # ---- A small network with gauges of every kind of its own ----------------------------------------
 
 
-# Of the chain of its gauges so many sweeps are made in a step, and no more.
+# Error that is left: a step makes so many sweeps of a chain of gauges, and no more.
 NEAR = 1e-5
 
 

@@ -723,7 +723,7 @@ def test_mixed_device_dtype(case):
         optimizer.step()
         other.step()
     for own, parameter in zip(model.parameters(), reference.parameters(), strict=True):
-        # Of weights of order 1, so the rounding of bfloat16 is the largest error.
+        # Weights are of order 1, so the rounding of bfloat16 is the largest error.
         torch.testing.assert_close(own.double(), parameter, rtol=0, atol=0.01)
         moments = [
             v for k, v in optimizer.state[own].items() if k in ("exp_avg", "momentum_buffer")

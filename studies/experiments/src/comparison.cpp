@@ -12,7 +12,7 @@ struct Pair {
 
   bool complete() const { return !first.empty() && !second.empty(); }
   double difference() const { return mean(second) - mean(first); }
-  /// Of the difference.
+  /// Standard error of the difference.
   double standard_error() const {
     const auto of_mean = [](const std::vector<double>& of) {
       return deviation(of) * deviation(of) / static_cast<double>(of.size());

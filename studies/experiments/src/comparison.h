@@ -23,7 +23,7 @@ struct Comparison {
 /// than two standard errors of the difference. Not run if an arm has no runs.
 Claim compared(const std::vector<FinishedRun>& runs, const Comparison& comparison);
 
-/// Of two arms that the paper calls tied: reproduced if they differ by at most `tolerance`, or by less
+/// Claim on two arms that the paper calls tied: reproduced if they differ by at most `tolerance`, or by less
 /// than two standard errors.
 Claim tied(const std::vector<FinishedRun>& runs, const Comparison& comparison, double tolerance);
 

@@ -87,7 +87,7 @@ class Child {
     return result;
   }
 
-  /// Of one that is over.
+  /// Result of a run that is over.
   EndedRun result() const {
     EndedRun ended{.progress = progress(), .summary = read_summary(folder_), .error = ""};
     if (ended.summary) {

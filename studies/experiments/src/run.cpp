@@ -60,7 +60,7 @@ fs::path latest_checkpoint(const fs::path& folder) {
   return folder / "checkpoints" / "latest.safetensors";
 }
 
-/// Of one run, all different, and none shared with another seed's.
+/// Seeds of the batches of one run: all different, and none shared with another seed's.
 uint64_t batch_seed(uint64_t seed, int64_t step) {
   return seed * 1000000 + static_cast<uint64_t>(step);
 }

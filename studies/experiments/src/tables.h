@@ -35,11 +35,11 @@ Read late(const std::string& metric);
 Read least(const std::string& metric);
 Read growth(const std::string& metric);
 
-/// Of all runs of an arm, the largest drift of any gauge channel at the end; NaN counts as infinite.
+/// Largest drift of any gauge channel at the end of all runs of an arm; NaN counts as infinite.
 double largest_drift(const std::vector<const FinishedRun*>& runs);
 
 double mean(const std::vector<double>& values);
-/// Of the sample (n - 1); 0 for less than two.
+/// Deviation of the sample (n - 1); 0 for less than two.
 double deviation(const std::vector<double>& values);
 /// Infinite values count as large.
 double median(std::vector<double> values);

@@ -49,7 +49,7 @@ at::Tensor table_logits(const ModularAdditionOptions& options, const Parameters&
   // [positions, heads, query token, key token]
   const auto products = query.matmul(keys.mT()) / std::sqrt(static_cast<double>(head_size));
 
-  // Of every pair: which products, and which rows of a table that `through` makes.
+  // Products of every pair, and rows of a table that `through` makes.
   std::vector<at::Tensor> scores;
   std::vector<at::Tensor> rows;
   for (int64_t t = 0; t <= last; ++t) {

@@ -214,7 +214,7 @@ struct SumsOfRows : torch::autograd::Function<SumsOfRows> {
     const int64_t degree = context->saved_data["degree"].toInt();
     const auto grad = padded(grads[0]).contiguous();
     const auto table_grad = at::zeros_like(blocks);
-    // Of each block apart, and added in their order: the same for any number of threads.
+    // Sums of each block apart, and added in their order: the same for any number of threads.
     const auto parts = at::empty({blocks.size(0), rows.size(0), rows.size(1)}, weights.options());
     AT_DISPATCH_FLOATING_TYPES(blocks.scalar_type(), "sums_of_rows", [&] {
       const auto backward = backward_here<scalar_t>();

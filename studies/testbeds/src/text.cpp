@@ -66,7 +66,7 @@ std::string decompressed(std::string_view bytes, size_t most) {
     size_t length;
   };
   std::string text;
-  // Of the codes from 256 on. The place of the code that clears is never read.
+  // Parts of the codes from 256 on. The place of the code that clears is never read.
   std::vector<Part> parts(1);
   std::optional<Part> previous;
   Codes codes(bytes);

@@ -67,7 +67,7 @@ struct ConvNet {
   int64_t size;  ///< of the images, which have two channels
   int64_t classes;
 
-  /// Of what the linear layer reads, per channel.
+  /// Pixels per channel of what the linear layer reads.
   int64_t pixels() const {
     const int64_t left = size - 2 * (kernel_size - 1);
     return left * left;

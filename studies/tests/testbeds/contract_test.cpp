@@ -28,7 +28,7 @@ constexpr double broken = 1e-4;
 struct Case {
   std::string name;
   Testbed bed;
-  /// Of the plain gradient steps in the last test.
+  /// Learning rate of the plain gradient steps in the last test.
   double learning_rate;
   bool full_batch = false;
 };

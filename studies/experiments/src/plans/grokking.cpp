@@ -46,7 +46,7 @@ const std::vector<Arm>& muon_arms() {
   return arms;
 }
 
-/// Of an arm's name: weights start as torch::nn draws them.
+/// Part of an arm's name: weights start as torch::nn draws them.
 const std::string torch_init = ", torch init";
 
 /// Those that are not aside, from torch's initialisation.

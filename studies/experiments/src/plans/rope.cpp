@@ -86,7 +86,7 @@ std::vector<PlannedRun> plan(bool quick) {
 double final_accuracy(const FinishedRun& run) { return run.last("test_accuracy"); }
 double final_sigma(const FinishedRun& run) { return run.last("sigma_min"); }
 double first_grokked(const FinishedRun& run) { return step_to(run, "test_accuracy", grokked); }
-/// Of a typical step.
+/// Turn of a typical step.
 double typical_turn(const FinishedRun& run) {
   std::vector<double> turns;
   for (const auto& measurement : run.metrics) {

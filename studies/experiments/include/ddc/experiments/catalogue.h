@@ -20,7 +20,7 @@ struct TestbedEntry {
   /// One line.
   std::string description;
   Settings settings;
-  /// Of complete settings.
+  /// Makes a testbed of complete settings.
   std::function<testbeds::Testbed(const Json& settings)> make;
   /// The recipe that `ddc run` follows where nothing else is said: settings of the optimizer, and "steps".
   Json recipe = Json::object();

@@ -52,7 +52,7 @@ const std::vector<Experiment>& experiments();
 /// Throws, suggesting the nearest name, if there is none.
 const Experiment& experiment(const std::string& name);
 
-/// Of the runs that are finished in `folder`, with the names of those that are not.
+/// Result of the runs that are finished in `folder`, with the names of those that are not.
 Result evaluate(const Experiment& experiment, bool quick, const std::filesystem::path& folder);
 /// The same, and writes it to result.json.
 Result evaluate_and_save(const Experiment& experiment, bool quick,

@@ -31,7 +31,7 @@ struct GridProgress {
   size_t finished = 0;
   size_t failed = 0;
   size_t all = 0;
-  /// Of all runs: planned; done since the grid was started; and left to do at most, as a run may end early.
+  /// Steps of all runs: planned; done since the grid was started; left to do at most, as a run may end early.
   int64_t steps = 0;
   int64_t steps_done = 0;
   int64_t steps_left = 0;

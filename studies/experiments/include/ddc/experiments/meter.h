@@ -45,7 +45,7 @@ struct MeterEntry {
   std::string description;
   /// Every meter has "every" beside them: evaluations between two measurements.
   Settings settings;
-  /// Of complete settings. The parameters are where the run starts.
+  /// Makes a meter of complete settings. The parameters are where the run starts.
   std::function<std::unique_ptr<Meter>(const Json& settings, const MeterContext& context)> make;
 };
 

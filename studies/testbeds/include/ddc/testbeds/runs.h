@@ -77,7 +77,7 @@ struct Drift {
   /// r(end) - r(start) per gauge; empty for a rotation, which has no coordinate.
   std::vector<at::Tensor> of_gauge;
 
-  /// Of any channel of any gauge; NaN counts as infinite.
+  /// Largest drift of any channel of any gauge; NaN counts as infinite.
   double largest() const;
   /// Root of the mean square over all channels of all gauges.
   double root_mean_square() const;
@@ -112,7 +112,7 @@ struct RotationDrift {
   std::vector<at::Tensor> largest_step;
   std::vector<double> losses;
 
-  /// Of any block of any gauge; NaN counts as infinite.
+  /// Largest angle of any block of any gauge; NaN counts as infinite.
   double most_accumulated() const;
   double most_in_a_step() const;
 };

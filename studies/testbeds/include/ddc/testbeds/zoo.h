@@ -9,7 +9,7 @@
 
 // Small networks whose group of symmetries is known: what discovery has to find, and what it must not.
 //
-// Of each, `testbed.gauges(params)` is the largest group that gauges can describe. That it is one, and
+// For each, `testbed.gauges(params)` is the largest group that gauges can describe. That it is one, and
 // that nothing is missing, is tested against the null space of the Jacobian, which knows no gauge.
 
 namespace ddc::testbeds {
