@@ -1,9 +1,11 @@
 """The package in one page: find the symmetries of a model, and train two copies of one function.
 
-Run: python examples/python/quickstart.py
+Run: python examples/python/quickstart.py [--out FOLDER]
 """
 
+import argparse
 import copy
+from pathlib import Path
 
 import ddc
 import torch
@@ -14,7 +16,7 @@ from torch.nn import functional as F
 class Block(nn.Module):
     """A transformer block with LayerNorm and ReLU on sequences of 8 tokens."""
 
-    def __init__(self, width: int = 32, heads: int = 4, vocabulary: int = 17) -> None:
+    def __init__(self, width: int = 16, heads: int = 2, vocabulary: int = 17) -> None:
         super().__init__()
         self.heads = heads
         self.embedding = nn.Embedding(vocabulary, width)
@@ -58,6 +60,10 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 100) 
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="where the symmetries are saved")
+    out = parser.parse_args().out
+    torch.set_num_threads(1)  # the network is too small for more
     torch.manual_seed(0)
     model = Block().double()
     group = ddc.discover(model, loss)
@@ -81,6 +87,10 @@ def main() -> None:
                 )
             ends.append(train(copied, optimizer))
         print(f"  {name:10s} {ends[0]:20.12f} {ends[1]:20.12f}   {abs(ends[0] - ends[1]):10.1e}")
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        group.save(out / "symmetries.json")
+        print(f"wrote {out / 'symmetries.json'}: the symmetries, for ddc.SymmetryGroup.load")
 
 
 if __name__ == "__main__":
