@@ -133,7 +133,6 @@ def _audit(options: argparse.Namespace) -> None:
         seed=options.seed,
         steps=options.engagement,
         completeness=not options.no_completeness,
-        verbose=sys.stderr.isatty(),
     )
     print(audit.to_json() if options.json else audit)
     if options.out is not None:

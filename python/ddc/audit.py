@@ -69,7 +69,7 @@ def audit(
     steps: int = 10,
     completeness: bool = True,
     seed: int = 0,
-    verbose: bool = False,
+    verbose: bool | None = None,
 ) -> Audit:
     """Find the symmetries of a model and measure what optimizers do to them.
 
@@ -82,6 +82,8 @@ def audit(
         back where it was afterwards. 0: not measured.
     completeness : bool
         Count the directions that no batch sees (see :func:`ddc.discover`).
+    verbose : bool or None
+        Whether a line is printed for each stage. None: one line, on a terminal.
 
     Examples
     --------

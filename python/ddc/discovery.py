@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import random
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
@@ -20,6 +19,7 @@ from ddc import _C
 from ddc._batches import Batches
 from ddc._model import parameters_of, unwrap
 from ddc._precision import Float64
+from ddc._progress import Progress, log
 from ddc.routing import roles_of
 from ddc.symmetry import SymmetryGroup
 
@@ -132,7 +132,7 @@ def discover(
     def search() -> SymmetryGroup:
         with evaluation as evaluate, Progress(verbose) as progress:
             for note in evaluate.notes:
-                progress.say(note)
+                log.info(note)
             evaluate.progress = progress
             group = SymmetryGroup(
                 _C.discover(
@@ -150,65 +150,6 @@ def discover(
             return group.with_notes(evaluate.notes)._with_roles(roles)
 
     return _on_rank_zero(evaluation.take_batches, search)
-
-
-# A terminal is told so often, in seconds.
-_INTERVAL = 0.2
-
-
-class Progress:
-    """What a search is doing, on standard error.
-
-    A context; on leaving it the line on a terminal is gone.
-
-    Parameters
-    ----------
-    verbose : bool or None
-        Whether lines are printed, one for each stage. None: one line, on a terminal.
-    """
-
-    def __init__(self, verbose: bool | None) -> None:
-        self._lines = bool(verbose)
-        self._live = verbose is None and sys.stderr.isatty()
-        self._stage, self._done, self._all = "", 0, 0
-        self._evaluations = 0
-        self._start = self._begun = time.monotonic()
-        self._shown = 0.0
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live and self._shown:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def say(self, what: str) -> None:
-        if self._lines:
-            print(f"ddc: {what}", file=sys.stderr)
-
-    def stage(self, stage: str, done: int, all_: int) -> None:
-        if stage != self._stage:
-            self.say(stage)
-            self._begun = time.monotonic()
-        self._stage, self._done, self._all = stage, done, all_
-
-    def evaluated(self) -> None:
-        self._evaluations += 1
-        now = time.monotonic()
-        if not self._live or now - self._shown < _INTERVAL:
-            return
-        self._shown = now
-        print(f"\r\x1b[K{self.line(now)}", end="", file=sys.stderr, flush=True)
-
-    def line(self, now: float) -> str:
-        parts = [f"ddc: {self._stage or 'the loss'}"]
-        if self._all:
-            parts[0] += f" {self._done} of {self._all}"
-        parts += [f"{self._evaluations} evaluations", f"{now - self._start:.0f} s"]
-        if 0 < self._done < self._all:
-            left = (now - self._begun) * (self._all - self._done) / self._done
-            parts.append(f"about {left:.0f} s left")
-        return ", ".join(parts)
 
 
 def _on_rank_zero(

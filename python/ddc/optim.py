@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from ddc import _C
 from ddc._model import check_whole, plain_name
 from ddc._options import TREATMENT, Declaration, group_betas, split_betas, unknown_option
+from ddc._progress import log, shown
 from ddc.discovery import BatchLoss, Loss, discover
 from ddc.symmetry import SymmetryGroup
 
@@ -124,7 +125,7 @@ class Lifted(Optimizer):
         dataloader: Iterable[Any] | None = None,
         batches: Sequence[Any] | None = None,
         max_batches: int = 8,
-        verbose: bool = False,
+        verbose: bool | None = None,
         **options: Any,
     ) -> Self:
         """Discover the symmetries of a model and construct the optimizer that respects them.
@@ -133,8 +134,8 @@ class Lifted(Optimizer):
         ----------
         model, loss, dataloader, batches, max_batches
             As for :func:`ddc.discover`.
-        verbose : bool
-            Print the group.
+        verbose : bool or None
+            As for :func:`ddc.discover`. True shows the group as well.
         **options
             Of the optimizer.
         """
@@ -146,8 +147,8 @@ class Lifted(Optimizer):
             max_batches=max_batches,
             verbose=verbose,
         )
-        if verbose:
-            print(group)
+        with shown(bool(verbose)):
+            log.info("%s", group)
         return cls(model.named_parameters(), symmetries=group, **options)
 
     @property

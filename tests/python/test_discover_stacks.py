@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 
 import ddc
@@ -104,7 +105,7 @@ def test_an_interruption_gives_what_has_been_verified() -> None:
 
 def test_a_terminal_is_told_what_is_being_done(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr("ddc.discovery._INTERVAL", 0.0)
+    monkeypatch.setattr("ddc._progress._INTERVAL", 0.0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
 
     def loss(model: nn.Module) -> Tensor:
@@ -119,6 +120,27 @@ def test_a_terminal_is_told_what_is_being_done(monkeypatch, capsys) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: False)
     ddc.discover(model, loss)
     assert capsys.readouterr().err == ""
+
+
+def test_the_log_is_told_and_shown_if_asked(monkeypatch, capsys, caplog) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def loss(model: nn.Module) -> Tensor:
+        return nn.functional.cross_entropy(model(torch.randn(8, 3)), torch.randint(2, (8,)))
+
+    with caplog.at_level("INFO", logger="ddc"):
+        ddc.discover(model, loss)
+    assert "charges" in caplog.messages
+    assert capsys.readouterr() == ("", "")
+
+    log = logging.getLogger("ddc")
+    monkeypatch.setattr(log, "propagate", False)  # as in a program that configures no logging
+    optimizer = ddc.DDCAdam.from_model(model, loss, verbose=True, lr=1e-3)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "ddc: charges\n" in err
+    assert str(optimizer.symmetries) in err
+    assert (log.level, log.handlers) == (logging.NOTSET, [])
 
 
 def test_autocast_and_reentrant_checkpoints_are_named() -> None:

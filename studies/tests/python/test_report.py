@@ -1,7 +1,7 @@
 """The page of an experiment's report, in headless Chromium: that the charts are really drawn, on a phone
 and in the dark too, and that nothing is asked of the network.
 
-Needs the `report_tool` of the C++ build, at $DDC_BUILD_DIR/studies/tests/report_tool (the default build directory is
+Needs the `report_tool` of the C++ build, at $DDC_BUILD_DIR/studies/tests/report_tool (by default that is
 build/release under the root of the repository), and Debian's chromium.
 """
 
