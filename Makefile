@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src python studies examples benchmarks tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build python wheel test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune docs pictures asan fuzz coverage format lint clean
+.PHONY: help setup build python wheelhouse test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune docs pictures asan fuzz coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -20,16 +20,16 @@ python: build/release/build.ninja  ## build the library and the Python package, 
 	cmake --build --preset release -j $(JOBS) --target ddc_python
 	@$(MAKE) --no-print-directory .venv/.ddc
 
-wheel: python  ## the same: the wheel is in dist/
+wheelhouse: python  ## build wheels for the Pythons that are here, and the source distribution, into wheelhouse/
+	@scripts/wheelhouse.sh
 
 EXTENSION = $(wildcard build/release/python/_C.*.so)
 .venv/.ddc: pyproject.toml README.md $(EXTENSION) $(shell find python/ddc -name '*.py*' -o -name '*.html' -not -path '*/__pycache__*')
 	rm -rf dist
-	$(call pip_wheel,$(PYTHON),dist) -C build-dir=build/wheel -C cmake.define.DDC_EXTENSION=$(CURDIR)/$(EXTENSION) .
+	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w dist \
+	  -C build-dir=build/wheel -C cmake.define.DDC_EXTENSION=$(CURDIR)/$(EXTENSION) .
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --force-reinstall dist/*.whl
 	touch $@
-
-pip_wheel = $(1) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w $(2)
 
 test: build  ## run the tests
 	ctest --preset release

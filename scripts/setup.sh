@@ -19,6 +19,7 @@ say() { echo "setup: $*" >&2; }
 
 missing=()
 requirements=(requirements.txt)
+texts=
 need_command() { command -v "$1" >/dev/null || missing+=("${2:-$1}"); }
 need_package() {
   local package
@@ -49,7 +50,7 @@ for goal in "$@"; do
     coverage) need_command gcovr ;;
     fuzz) need_command clang++-16 clang-16; need_package libclang-rt-16-dev ;;
     bench) need_package libbenchmark-dev ;;
-    data) need_package bible-kjv-text dataset-fashion-mnist ;;
+    data) need_package bible-kjv-text dataset-fashion-mnist; texts=out/data/king_james.txt ;;
     *) say "unknown goal: $goal"; exit 2 ;;
   esac
 done
@@ -98,7 +99,7 @@ if [ ! -x .venv/bin/python ] || [ -e $unfinished ]; then
   rm $unfinished
 fi
 
-install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check --retries 1 "$@"; }
+install() { .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check --retries 1 "$@"; }
 
 for file in "${requirements[@]}"; do
   stamp=.venv/.$file.sha256
@@ -118,3 +119,11 @@ for file in "${requirements[@]}"; do
   echo "$wanted" >"$stamp"
   rm $unfinished
 done
+
+# --- Texts -------------------------------------------------------------------------------------
+
+if [ -n "$texts" ] && [ ! -e "$texts" ]; then
+  say "unpacking $texts"
+  .venv/bin/python studies/king_james.py "$texts.new"
+  mv "$texts.new" "$texts"
+fi

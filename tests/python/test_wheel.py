@@ -1,4 +1,4 @@
-"""The wheel that `make wheel` built, in a fresh virtual environment."""
+"""The wheel that `make python` built, in a fresh virtual environment."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ print(optimizer.symmetries.dimension)
 @pytest.fixture(scope="module")
 def wheel():
     wheels = list((ROOT / "dist").glob("ddc-*.whl"))
-    assert len(wheels) == 1, "make wheel builds it"
+    assert len(wheels) == 1, "make python builds it"
     return wheels[0]
 
 
@@ -98,7 +98,7 @@ def test_sources_have_what_a_build_reads_and_nothing_else(sources):
 
 @pytest.mark.long
 def test_sources_build_by_themselves(sources, tmp_path):
-    """Without the extension that `make wheel` packs: the library is compiled."""
+    """Without the extension that `make python` packs: the library is compiled."""
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps"]
     run(*command, "-w", str(tmp_path), str(sources), timeout=3600)
     (wheel,) = tmp_path.glob("ddc-*.whl")

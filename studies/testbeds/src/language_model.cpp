@@ -5,13 +5,14 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <vector>
 
 #include "ddc/geometry/observables.h"
 #include "draw.h"
 #include "layers.h"
 #include "options.h"
-#include "text.h"
 #include "transformer.h"
 
 namespace ddc::testbeds {
@@ -62,9 +63,8 @@ Observations observe(const Transformer& network, const Observed& windows,
 
 void check_text(const LanguageModelOptions& options) {
   if (options.text.empty()) {
-    TORCH_CHECK(std::filesystem::exists(king_james_file),
-                "no King James text: install it (apt-get install bible-kjv-text), or name a text "
-                "with --set text=FILE");
+    TORCH_CHECK(std::filesystem::exists(king_james_file), "no King James text at ", king_james_file,
+                ": write it (scripts/setup.sh data), or name a text with --set text=FILE");
   } else {
     TORCH_CHECK(std::filesystem::is_regular_file(options.text), "there is no text '", options.text,
                 "' (setting text)");
@@ -80,7 +80,9 @@ LanguageModelSplit language_model_split(const LanguageModelOptions& options) {
               options.train_characters);
   check_text(options);
   const std::string path = options.text.empty() ? king_james_file : options.text;
-  const auto text = load_text(path);
+  std::ifstream file(path, std::ios::binary);
+  TORCH_CHECK(file, "cannot read the text '", path, "'");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
 
   const auto bytes = at::tensor(std::vector<uint8_t>(text.begin(), text.end()), at::kByte);
   const auto seen = at::bincount(bytes, {}, 256).gt(0);

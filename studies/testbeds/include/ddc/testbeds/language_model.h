@@ -6,6 +6,9 @@
 
 namespace ddc::testbeds {
 
+/// Where `scripts/setup.sh data` writes the King James text.
+inline constexpr const char* king_james_file = "out/data/king_james.txt";
+
 /// The network of the paper's over-training study (appendix "Over-training and rate-readability on a
 /// depth-12 language model"), small: pre-RMSNorm, rotary grouped-query attention, SwiGLU, no biases. It
 /// predicts the next byte of a text; its vocabulary are the bytes that the text has, in their order.
@@ -14,7 +17,7 @@ namespace ddc::testbeds {
 /// the network can hold, the run enters the regime of the study: it memorises the slice while the
 /// validation loss rises.
 struct LanguageModelOptions {
-  /// A file. Empty: the King James text of Debian's package bible-kjv-text.
+  /// A file. Empty: the King James text (`king_james_file`).
   std::string text = "";
   /// The slice to train on, in bytes from the start of the text; 0: all that is not held out.
   int64_t train_characters = 0;
