@@ -61,7 +61,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 100) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="where the symmetries are saved")
+    parser.add_argument("--out", type=Path, help="where to write the symmetries, as a page and as a file")
     out = parser.parse_args().out
     torch.set_num_threads(1)  # the network is too small for more
     torch.manual_seed(0)
@@ -90,6 +90,8 @@ def main() -> None:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         group.save(out / "symmetries.json")
+        group.show(out / "symmetries.html", title="A transformer block")
+        print(f"wrote {out / 'symmetries.html'}: the network with its symmetries, for a browser")
         print(f"wrote {out / 'symmetries.json'}: the symmetries, for ddc.SymmetryGroup.load")
 
 
