@@ -24,7 +24,7 @@ wheelhouse: python  ## build wheels for the Pythons that are here, and the sourc
 	@scripts/wheelhouse.sh
 
 EXTENSION = $(wildcard build/release/python/_C.*.so)
-.venv/.ddc: pyproject.toml README.md $(EXTENSION) $(shell find python/ddc -name '*.py*' -o -name '*.html' -not -path '*/__pycache__*')
+.venv/.ddc: pyproject.toml README.md $(EXTENSION) $(shell find python/ddc -name __pycache__ -prune -o -type f -print)
 	rm -rf dist
 	$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-build-isolation --no-deps -w dist \
 	  -C build-dir=build/wheel -C cmake.define.DDC_EXTENSION=$(CURDIR)/$(EXTENSION) .

@@ -61,7 +61,9 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 100) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="where to write the symmetries, as a page and as a file")
+    parser.add_argument(
+        "--out", type=Path, help="where to write the symmetries, as a page and as a file"
+    )
     out = parser.parse_args().out
     torch.set_num_threads(1)  # the network is too small for more
     torch.manual_seed(0)

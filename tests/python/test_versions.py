@@ -1,21 +1,23 @@
-"""Files that ddc 0.1.0 wrote, of the network of optim_support (`data`)."""
+"""Files that earlier versions wrote, of the network of optim_support (`data`, by write_versions.py)."""
 
 from pathlib import Path
 
 import ddc
 import pytest
 import torch
-from optim_support import group, loss_on, network
+from optim_support import group, network
+from write_versions import OPTIMIZERS, train
 
 DATA = Path(__file__).parent / "data"
 
 
-def saved(kind: str) -> dict:
-    return torch.load(DATA / f"{kind}_0.1.0.pt", weights_only=True)
+def saved(kind: str, version: str = "0.1.0") -> dict:
+    return torch.load(DATA / f"{kind}_{version}.pt", weights_only=True)
 
 
-def test_a_symmetry_file_of_0_1_0_is_read():
-    old = ddc.SymmetryGroup.load(DATA / "symmetries_0.1.0.json", network())
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0"])
+def test_a_symmetry_file_is_read(version):
+    old = ddc.SymmetryGroup.load(DATA / f"symmetries_{version}.json", network())
     assert [g.gauge for g in old.gauges] == [g.gauge for g in group().gauges]
 
 
@@ -35,10 +37,19 @@ def test_a_state_dict_of_ddc_adam_0_1_0_is_loaded_and_training_goes_on_as_it_did
     )
     model.load_state_dict(old["model"])
     optimizer.load_state_dict(old["optimizer"])
-    for batch in range(3, 6):
-        model.zero_grad()
-        loss_on(model, batch).backward()
-        optimizer.step()
+    train(model, optimizer, range(3, 6))
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, old["later"][name], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_state_dict_of_0_2_0_is_loaded_and_training_goes_on_as_it_did(kind):
+    old = saved(kind, "0.2.0")
+    model = network()
+    optimizer = OPTIMIZERS[kind](model.named_parameters(), symmetries=group(), lr=1e-2)
+    model.load_state_dict(old["model"])
+    optimizer.load_state_dict(old["optimizer"])
+    train(model, optimizer, range(3, 6))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, old["later"][name], rtol=1e-12, atol=1e-14)
 
