@@ -12,6 +12,7 @@
 #include "ddc/discover/discover.h"
 #include "ddc/discover/gate.h"
 #include "ddc/discover/symmetry_group.h"
+#include "discover/symmetry_table.h"
 
 namespace ddc::python {
 namespace {
@@ -44,13 +45,6 @@ SymmetryGroup group_of(NamedTensors parameters, const std::vector<Gauge>& gauges
   group.joint_tolerance = std::numeric_limits<double>::quiet_NaN();
   group.notes.emplace_back("the gauges were given by hand, and not verified");
   return group;
-}
-
-template <class T>
-std::string text_of(const T& value) {
-  std::ostringstream text;
-  text << value;
-  return text.str();
 }
 
 }  // namespace
@@ -124,7 +118,14 @@ void bind_symmetries(py::module_& module) {
       .def_static("load", [](const std::string& path) { return SymmetryGroup::load(path); })
       .def("to_json", &SymmetryGroup::to_json)
       .def("save", &SymmetryGroup::save)
-      .def("text", &text_of<SymmetryGroup>)
+      .def(
+          "text",
+          [](const SymmetryGroup& group, size_t width) {
+            std::ostringstream text;
+            print_table(text, group, width);
+            return text.str();
+          },
+          py::arg("width") = 200)
       .def("check", [](const SymmetryGroup& group,
                        NamedTensors parameters) { group.check(table_of(std::move(parameters))); })
       .def("act_random_",

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pickle
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -478,7 +479,10 @@ class SymmetryGroup:
         return len(self.gauges)
 
     def __str__(self) -> str:
-        return self._core.text()
+        """The table, as wide as the terminal that it would be printed on."""
+        if sys.stdout is None or not sys.stdout.isatty():
+            return self._core.text()
+        return self._core.text(os.get_terminal_size(sys.stdout.fileno()).columns or 200)
 
     def __repr__(self) -> str:
         return f"<SymmetryGroup: {len(self)} gauges, dimension {self.dimension}>"

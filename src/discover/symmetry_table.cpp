@@ -1,5 +1,7 @@
 // The table that is printed of a symmetry group.
 
+#include "discover/symmetry_table.h"
+
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -9,13 +11,12 @@
 #include <ostream>
 #include <set>
 
-#include "ddc/discover/symmetry_group.h"
-
 namespace ddc {
 namespace {
 
-/// Lines are kept to about this width by leaving out tensors.
+/// Width of lines where nobody says another.
 constexpr size_t kWidth = 200;
+/// Width of the column of tensors at least.
 constexpr size_t kFewest = 24;
 
 std::string formatted(const char* format, double value) {
@@ -163,7 +164,13 @@ std::string verdict(const Finding& finding) {
   return still ? "verified, not moved by AdamW" : "verified";
 }
 
-void print_findings(std::ostream& out, const SymmetryGroup& group) {
+size_t width_of(const std::vector<Column>& columns) {
+  size_t width = 0;
+  for (const auto& column : columns) width += column.width() + 2;
+  return width;
+}
+
+void print_findings(std::ostream& out, const SymmetryGroup& group, size_t width) {
   Column name{"gauge"};
   Column kind{"kind"};
   Column notation{"group"};
@@ -189,11 +196,14 @@ void print_findings(std::ostream& out, const SymmetryGroup& group) {
   std::vector<Column> columns = {name, kind, notation, dimension, tensors, residual};
   if (measured) columns.insert(columns.end(), {plain, lifted});
   columns.push_back(verdicts);
-  size_t taken = 0;
-  for (const auto& column : columns) taken += column.width() + 2;
-  const size_t room = std::max(kFewest, kWidth - std::min(kWidth, taken - tensors.width()));
+  const size_t taken = width_of(columns) - tensors.width();
+  const size_t room = std::max(kFewest, width - std::min(width, taken));
   for (const auto& finding : group.findings) {
     columns[4].cells.push_back(legs_text(finding.gauge, room));
+  }
+  for (const char* least : {"tensors", "kind", "verdict"}) {
+    if (width >= kWidth || width_of(columns) <= width + 2) break;
+    std::erase_if(columns, [&](const Column& column) { return column.title == least; });
   }
   print(out, columns);
 }
@@ -252,11 +262,16 @@ void print_completeness(std::ostream& out, const Completeness& completeness) {
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const SymmetryGroup& group) {
+  print_table(out, group, kWidth);
+  return out;
+}
+
+void print_table(std::ostream& out, const SymmetryGroup& group, size_t width) {
   if (group.findings.empty()) {
     out << "no gauge was found on " << plural(std::ssize(group.parameters.entries), "tensor")
         << '\n';
   } else {
-    print_findings(out, group);
+    print_findings(out, group, width);
     out << "all together: " << plural(std::ssize(group.findings), "gauge") << " of dimension "
         << group.dimension() << " on " << tensors_moved(group) << " of "
         << plural(std::ssize(group.parameters.entries), "tensor") << ", residual "
@@ -273,7 +288,6 @@ std::ostream& operator<<(std::ostream& out, const SymmetryGroup& group) {
   }
   if (!group.notes.empty()) out << '\n';
   for (const auto& note : group.notes) out << "note: " << note << '\n';
-  return out;
 }
 
 }  // namespace ddc
