@@ -24,7 +24,7 @@ LANGUAGES = {".py": "python", ".h": "cpp", ".cpp": "cpp", ".sh": "bash", ".txt":
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are made from sources."""
-    headers = sorted(INCLUDE.rglob("*.h"))
+    headers = sorted(INCLUDE.rglob("*.h"), key=lambda header: (header.parent, header.name))
     pages = {page_of(header): header_page(header) for header in headers}
     pages[f"{HEADERS}/index.md"] = header_index(headers)
     for file in files.documentation_pages():
@@ -129,10 +129,12 @@ def declarations(text: str) -> Iterator[tuple[str, str, str]]:
     chunk: list[str] = []
     depth = 0
     for line in [*body.splitlines(), ""]:
-        if not line and depth == 0:
+        before = chunk and not chunk[-1].startswith("//")
+        if depth == 0 and (not line or before and (line.startswith("//") or chunk[-1] == "};")):
             if chunk:
                 yield from declaration(chunk)
             chunk = []
+        if not line and depth == 0:
             continue
         code = line.split("//")[0]
         depth += code.count("{") - code.count("}") + code.count("(") - code.count(")")
@@ -151,7 +153,9 @@ def name_of(code: str) -> str:
     """The name that a declaration declares, or nothing for what is no more than plumbing."""
     if code.startswith(("inline constexpr std::array EnumNames", "template <>")):
         return ""
-    if found := re.search(r"^(?:struct|class|enum class|using|namespace) (\w+)", code, re.M):
+    plumbing = r"^(?:(?:class|struct) \w+;|template <.*>)$|^requires\(.*?\)\)? (?=const|\w+ )"
+    code = re.sub(plumbing, "", code, flags=re.M)
+    if found := re.search(r"^(?:struct|class|enum class|using|concept|namespace) (\w+)", code, re.M):
         return found[1]
     if found := re.search(r"(\w+|operator\W+)\(", code):
         return found[1]
