@@ -1,8 +1,9 @@
 """Geometry of (a + b) mod 113 after grokking: AdamW, DDCAdam, Muon and DDCMuon beside the paper's numbers.
 
-Run: python benchmarks/grokked_geometry.py --out out/grokked [--seeds 42,142,242]   (hours on two cores)
+Run: python benchmarks/grokked_geometry.py --out out/grokked [--seeds 42,142,242] [--arms ...]   (hours)
 
-Runs that are finished are not made again; the table is of those that are there.
+It goes on where it was interrupted; `--table` makes no runs, and prints what is there. What is missing is
+shown as "-".
 """
 
 import argparse
@@ -12,60 +13,98 @@ import subprocess
 from pathlib import Path
 
 DDC = Path(__file__).resolve().parents[1] / "build" / "release" / "cli" / "ddc"
-# As in the experiment `grokking`, from torch's initialisation.
-ADAM = ["--lr", "1e-3", "--wd", "2", "--stop", "test_accuracy=0.98"]
-MUON = ["--lr", "0.04", "--wd", "0.4", "--stop", "test_accuracy=0.95"]
+# As in the experiment `grokking`, from torch's initialisation: at the first evaluation with so high a test
+# accuracy, and after a fixed number of steps.
+ADAM = ["--lr", "1e-3", "--wd", "2"]
+MUON = ["--lr", "0.04", "--wd", "0.4"]
 MUON += ["--set", "adam_embeddings=false", "--set", "adam_weight_decay=0.4"]
-ARMS = {"adamw": ADAM, "ddc-adam": ADAM, "muon": MUON, "ddc-muon": MUON}
-# Only where a run starts and where it ends.
-METERS = ["--meter", "activations:every=1000000"]
-METERS += ["--meter", "fisher:tensors=layers.0.mlp_norm.*,samples=512,every=1000000"]
+GROKKED_ADAM = ["--steps", "4000", "--stop", "test_accuracy=0.98", *ADAM]
+GROKKED_MUON = ["--steps", "4000", "--stop", "test_accuracy=0.95", *MUON]
+ARMS = {
+    "adamw": ["adamw", *GROKKED_ADAM],
+    "ddc-adam": ["ddc-adam", *GROKKED_ADAM],
+    "muon": ["muon", *GROKKED_MUON],
+    "ddc-muon": ["ddc-muon", *GROKKED_MUON],
+    "long-adamw": ["adamw", "--steps", "10000", "--keep", "1000", *ADAM],
+    "long-ddc-adam-paper": [
+        "ddc-adam", "--set", "recipe=paper", "--steps", "10000", "--keep", "1000", *ADAM,
+    ],
+    "long-muon": ["muon", "--steps", "5000", "--keep", "1000", *MUON],
+    "long-ddc-muon": ["ddc-muon", "--steps", "5000", "--keep", "1000", *MUON],
+}  # fmt: skip
+# Exact Fisher matrices of 512 of the training pairs, of blocks that are small enough for all eigenvalues.
+BLOCKS = {"norms": "layers.0.*_norm.*", "biases": "layers.0.mlp.*.bias"}
+METERS = ["activations", *(f"fisher:tensors={block},samples=512" for block in BLOCKS.values())]
 COLUMNS = {
     "step": "steps",
     "test_accuracy": "test accuracy",
+    "activations[stream.embedding].effective_rank": "rank of embedding",
     "activations[stream.layers.0.attention].effective_rank": "rank after attention",
     "activations[stream.layers.0.mlp].effective_rank": "rank after MLP",
     "activations[stream].sigma_min": "sigma_min",
-    "activations[layers.0.mlp.up].never_on": "dead units",
+    "activations[layers.0.mlp.up].never_on": "units never on",
+    "activations[layers.0.mlp.up].dead_directions": "dead directions",
     "activations[layers.0.mlp.up].axis_alignment": "axis alignment",
-    "fisher[layers.0.mlp_norm.*].smallest": "smallest eigenvalue",
-    "fisher[layers.0.mlp_norm.*].log_determinant": "log-determinant",
+    **{f"fisher[{block}].smallest": f"smallest, {name}" for name, block in BLOCKS.items()},
+    **{f"fisher[{block}].zeros": f"zeros, {name}" for name, block in BLOCKS.items()},
 }
 
 
-def command(arm: str, seed: int, out: Path) -> list[str]:
-    return [
-        str(DDC), "run", "modular_addition", "--optimizer", arm, *ARMS[arm],
-        "--set", "torch_init=true", "--steps", "4000", "--every", "50", *METERS,
-        "--seeds", str(seed), "--out", str(out / f"{arm}-{seed}"), "--quiet",
-    ]  # fmt: skip
+def train(arm: str, seed: str, folder: Path) -> None:
+    optimizer, *rest = ARMS[arm]
+    command = [str(DDC), "run", "modular_addition", "--optimizer", optimizer, *rest]
+    command += ["--set", "torch_init=true", "--every", "50", "--seeds", seed]
+    subprocess.run([*command, "--out", str(folder), "--quiet"], check=True)
+
+
+def measured(folder: Path) -> dict[str, float]:
+    """What meters see where the run is; kept in its folder once it is finished."""
+    kept = folder / "geometry.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    if not (folder / "checkpoints").exists():
+        return {}
+    command = [str(DDC), "measure", str(folder), "--json"]
+    for meter in METERS:
+        command += ["--meter", meter]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    values = {"step": found["step"], **found["values"]}
+    if (folder / "summary.json").exists():
+        kept.write_text(json.dumps(values, indent=1) + "\n")
+    return values
+
+
+def cell(values: list[float]) -> str:
+    """Mean, and the range over seeds."""
+    if not values:
+        return "-"
+    if min(values) == max(values):
+        return f"{values[0]:.4g}"
+    return f"{statistics.mean(values):.3g} ({min(values):.3g} to {max(values):.3g})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", default="42,142,242")
+    parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--table", action="store_true", help="make no runs")
     options = parser.parse_args()
-    seeds = [int(seed) for seed in options.seeds.split(",")]
+    arms, seeds = options.arms.split(","), options.seeds.split(",")
+    if not options.table:
+        for seed in seeds:
+            for arm in arms:
+                train(arm, seed, options.out / f"{arm}-{seed}")
     print("| arm | seeds | " + " | ".join(COLUMNS.values()) + " |")
     print("| --- | --- |" + " ---: |" * len(COLUMNS))
-    for arm in ARMS:
-        found: dict[str, list[float]] = {name: [] for name in COLUMNS}
-        done = []
-        for seed in seeds:
-            folder = options.out / f"{arm}-{seed}"
-            if not options.table:
-                subprocess.run(command(arm, seed, options.out), check=True)
-            if not (folder / "summary.json").exists():
-                continue
-            done.append(str(seed))
-            last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
-            for name in COLUMNS:
-                if last.get(name) is not None:
-                    found[name].append(last[name])
-        cells = [f"{statistics.mean(values):.4g}" if values else "-" for values in found.values()]
-        print(f"| {arm} | {', '.join(done) or 'none'} | " + " | ".join(cells) + " |")
+    for arm in arms:
+        found = {seed: measured(options.out / f"{arm}-{seed}") for seed in seeds}
+        done = [seed for seed in seeds if found[seed]]
+        cells = [
+            cell([found[seed][name] for seed in done if found[seed].get(name) is not None])
+            for name in COLUMNS
+        ]
+        print(f"| {arm} | {', '.join(done) or 'none'} | " + " | ".join(cells) + " |", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ void add_audit(CLI::App& app);
 void add_compare(CLI::App& app);
 void add_experiment(CLI::App& app);
 void add_list(CLI::App& app);
+void add_measure(CLI::App& app);
 void add_report(CLI::App& app);
 void add_run(CLI::App& app);
 

@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   add_run(app);
   add_experiment(app);
   add_compare(app);
+  add_measure(app);
   add_report(app);
   try {
     app.parse(argc, argv);

@@ -205,7 +205,7 @@ struct ActivationOptions {
   }
 };
 
-/// Spectra at every node of the residual stream, and the dead part of hidden layers.
+/// Spectra at every node of the residual stream, the dead part of hidden layers, and norms of their rows and columns.
 class ActivationMeter : public Meter {
  public:
   ActivationMeter(const ActivationOptions& options, const MeterContext& context)
@@ -230,7 +230,7 @@ class ActivationMeter : public Meter {
     for (const auto& name : names) {
       const auto node = at::cat(nodes[name]);
       const auto prefix = "activations[" + name + "].";
-      if (name.ends_with(".up")) {
+      if (!name.starts_with("stream")) {
         measure_hidden(name, prefix, node, values);
       } else {
         const auto read = activation_spectrum(node);
@@ -252,10 +252,15 @@ class ActivationMeter : public Meter {
     if (const auto aligned = axis_alignment(directions)) {
       values[prefix + "axis_alignment"] = *aligned;
     }
-    const auto layer = name.substr(0, name.size() - 3);
     const auto& params = context_.params;
-    if (!params.contains(name + ".weight") || !params.contains(layer + ".down.weight")) return;
     auto entering = params[name + ".weight"].tensor;
+    for (const auto& [side, dimension] : {std::pair("row", 1), {"column", 0}}) {
+      const auto norms = entering.norm(2, {dimension});
+      values[prefix + side + "_norm_min"] = norms.min().item<double>();
+      values[prefix + side + "_norm_max"] = norms.max().item<double>();
+    }
+    if (!name.ends_with(".up")) return;
+    const auto layer = name.substr(0, name.size() - 3);
     if (params.contains(name + ".bias")) {
       entering = at::cat({entering, params[name + ".bias"].tensor.unsqueeze(1)}, 1);
     }

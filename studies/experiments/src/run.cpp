@@ -56,9 +56,10 @@ constexpr int64_t kMostThreads = 1024;
 fs::path config_file(const fs::path& folder) { return folder / "config.json"; }
 fs::path metrics_file(const fs::path& folder) { return folder / "metrics.jsonl"; }
 fs::path summary_file(const fs::path& folder) { return folder / "summary.json"; }
-fs::path latest_checkpoint(const fs::path& folder) {
-  return folder / "checkpoints" / "latest.safetensors";
+fs::path checkpoint_file(const fs::path& folder, const std::string& name) {
+  return folder / "checkpoints" / (name + ".safetensors");
 }
+fs::path latest_checkpoint(const fs::path& folder) { return checkpoint_file(folder, "latest"); }
 
 /// Seeds of the batches of one run: all different, and none shared with another seed's.
 uint64_t batch_seed(uint64_t seed, int64_t step) {
@@ -78,6 +79,18 @@ std::string how_to_start_over(const fs::path& folder) {
   return std::string("; delete '")
       .append(latest_checkpoint(folder).string())
       .append("' to start the run over");
+}
+
+/// The step at which a checkpoint with these notes was made.
+int64_t step_of(const std::map<std::string, std::string>& notes) {
+  const auto step = notes.find("step");
+  TORCH_CHECK(step != notes.end(), "it does not say of which step it is");
+  const auto& text = step->second;
+  int64_t number = -1;
+  const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
+  TORCH_CHECK(failed == std::errc() && end == text.data() + text.size() && number >= 0,
+              "its step is '", text, "', must be a number of steps");
+  return number;
 }
 
 /// metrics.jsonl, of which only what a checkpoint has behind it counts.
@@ -176,13 +189,7 @@ class Run {
     if (!fs::exists(path)) return 0;
     try {
       const auto notes = load_checkpoint(path, params_, optimizer_.get());
-      const auto step = notes.find("step");
-      TORCH_CHECK(step != notes.end(), "it does not say of which step it is");
-      const auto& text = step->second;
-      int64_t number = -1;
-      const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), number);
-      TORCH_CHECK(failed == std::errc() && end == text.data() + text.size() && number >= 0,
-                  "its step is '", text, "', must be a number of steps");
+      const auto number = step_of(notes);
       schedule_.resume(number);
       meters_.resume(notes);
       return number;
@@ -200,9 +207,7 @@ class Run {
   }
 
   fs::path kept_checkpoint() const {
-    std::ostringstream name;
-    name << "step-" << step_ << ".safetensors";
-    return folder_ / "checkpoints" / name.str();
+    return checkpoint_file(folder_, "step-" + std::to_string(step_));
   }
 
   testbeds::Batch batch() {
@@ -537,6 +542,29 @@ std::vector<Measurement> read_metrics(const fs::path& folder) {
                   error.what_without_backtrace());
     }
   }
+  return result;
+}
+
+Measurement measure(const fs::path& folder, const std::string& checkpoint, const Json& meters) {
+  const auto config = completed(read_config(folder));
+  const auto complete = complete_meters(meters);
+  const auto path = checkpoint_file(folder, checkpoint);
+  TORCH_CHECK_VALUE(fs::exists(path), "the run in '", folder.string(), "' has no checkpoint '",
+                    checkpoint, "': there is no '", path.string(), "'");
+  at::set_num_threads(static_cast<int>(config.threads));
+  const auto testbed = testbed_entry(config.testbed).make(config.testbed_settings);
+  const auto params =
+      testbed.init(config.seed, config.dtype == "float64" ? at::kDouble : at::kFloat);
+  const auto gauges = testbed.gauges(params);
+  const auto optimizer =
+      optimizer_entry(config.optimizer).make(config.optimizer_settings, params, gauges);
+  // Some count from where the run started.
+  Meters all(complete, {testbed, params, gauges, *optimizer});
+  const auto notes = load_checkpoint(path, params, optimizer.get());
+  all.resume(notes);
+  Measurement result{.step = step_of(notes), .values = {}};
+  if (testbed.observe) result.values = testbed.observe(params);
+  all.measure(0, result.values);
   return result;
 }
 

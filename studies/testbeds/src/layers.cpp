@@ -99,13 +99,23 @@ at::Tensor relu_power(const at::Tensor& x, int64_t degree) {
   return degree == 1 ? positive : positive * positive;
 }
 
-at::Tensor relu_stack(const Parameters& params, int64_t depth, int64_t degree,
-                      const at::Tensor& x) {
+at::Tensor relu_stack(const Parameters& params, int64_t depth, int64_t degree, const at::Tensor& x,
+                      const Trace& trace) {
   auto h = linear(params, "layers.0", x);
   for (int64_t l = 1; l < depth; ++l) {
-    h = linear(params, "layers." + std::to_string(l), relu_power(h, degree));
+    if (trace) trace("layers." + std::to_string(l - 1), h);
+    h = relu_power(h, degree);
+    if (trace && l + 1 == depth) trace("stream", h);
+    h = linear(params, "layers." + std::to_string(l), h);
   }
   return h;
+}
+
+void set_network(Testbed& bed, decltype(Testbed::traced) network) {
+  bed.outputs = [network](const Parameters& params, const at::Tensor& inputs) {
+    return network(params, inputs, {});
+  };
+  bed.traced = std::move(network);
 }
 
 at::Tensor layer_norm(const Parameters& params, const std::string& layer, const at::Tensor& x,

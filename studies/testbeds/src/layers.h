@@ -23,7 +23,8 @@ at::Tensor linear(const Parameters& params, const std::string& layer, const at::
 at::Tensor relu_power(const at::Tensor& x, int64_t degree);
 
 /// Layers "layers.0" to "layers.<depth - 1>" with relu_power between each two.
-at::Tensor relu_stack(const Parameters& params, int64_t depth, int64_t degree, const at::Tensor& x);
+at::Tensor relu_stack(const Parameters& params, int64_t depth, int64_t degree, const at::Tensor& x,
+                      const Trace& trace = {});
 
 /// Added to the variance, or mean square, of what a norm divides.
 inline constexpr double default_norm_eps = 1e-5;
@@ -71,6 +72,8 @@ at::Tensor gated(const Parameters& params, const std::string& layer, const at::T
                  const std::function<at::Tensor(const at::Tensor&)>& activation);
 
 using Outputs = decltype(Testbed::outputs);
+/// Sets `traced`, and the outputs with it.
+void set_network(Testbed& bed, decltype(Testbed::traced) network);
 using Criterion = decltype(Testbed::criterion);
 /// Sets `criterion`, and `loss` to that of the outputs.
 void set_criterion(Testbed& testbed, Criterion criterion);

@@ -31,9 +31,10 @@ Testbed relu_chain(const ReluChainOptions& options) {
   Testbed bed;
   bed.name = "relu chain";
   bed.init = [=](uint64_t seed, at::ScalarType dtype) { return draw(Initializer(seed, dtype)); };
-  bed.outputs = [options](const Parameters& params, const at::Tensor& inputs) {
-    return relu_stack(params, options.depth, options.degree, inputs);
-  };
+  set_network(bed,
+              [options](const Parameters& params, const at::Tensor& inputs, const Trace& trace) {
+                return relu_stack(params, options.depth, options.degree, inputs, trace);
+              });
   bed.batch = [=, network = bed.outputs](uint64_t seed, at::ScalarType dtype) {
     const auto teacher = draw(Initializer(options.teacher_seed, at::kDouble, Stream::teacher));
     return teach(network, teacher, options.batch_size, options.d_in, generator(seed, Stream::batch),

@@ -50,13 +50,15 @@ Testbed sparse_parity(const SparseParityOptions& options) {
     weights.add_linear("readout", 1, options.d_hidden);
     return weights.parameters();
   };
-  bed.outputs = [offset = options.gain_is_offset ? 1.0 : 0.0](const Parameters& params,
-                                                              const at::Tensor& inputs) {
-    const auto hidden = linear(params, "hidden", inputs).relu();
+  set_network(bed, [offset = options.gain_is_offset ? 1.0 : 0.0](
+                       const Parameters& params, const at::Tensor& inputs, const Trace& trace) {
+    const auto hidden = linear(params, "hidden", inputs);
+    if (trace) trace("hidden", hidden);
     const auto normed =
-        at::layer_norm(hidden, {hidden.size(-1)}, params["norm.weight"].tensor + offset);
+        at::layer_norm(hidden.relu(), {hidden.size(-1)}, params["norm.weight"].tensor + offset);
+    if (trace) trace("stream", normed);
     return linear(params, "readout", normed).squeeze(-1);
-  };
+  });
   bed.batch = [options](uint64_t /*seed*/, at::ScalarType dtype) {
     const auto numbers = at::arange(int64_t{1} << options.bits, at::kLong).unsqueeze(1);
     const auto bits = numbers.bitwise_right_shift(at::arange(options.bits, at::kLong)).remainder(2);

@@ -15,24 +15,24 @@ namespace {
 
 /// Everything but the gauges. `draw` fills in the weights, of the student or of the teacher.
 template <typename Options, typename Draw>
-Testbed teacher_student(const Options& options, Draw draw, Outputs network) {
+Testbed teacher_student(const Options& options, Draw draw, decltype(Testbed::traced) network) {
   check_positive("d_in", options.d_in);
   check_positive("d_out", options.d_out);
   check_positive("samples", options.samples);
   Testbed bed;
+  set_network(bed, std::move(network));
   bed.init = [=](uint64_t seed, at::ScalarType dtype) {
     Initializer student(seed, dtype);
     draw(student, options.student_scale);
     return student.parameters();
   };
-  bed.batch = [=](uint64_t /*seed*/, at::ScalarType dtype) {
+  bed.batch = [=, outputs = bed.outputs](uint64_t /*seed*/, at::ScalarType dtype) {
     Initializer teacher(options.data_seed, at::kDouble, Stream::teacher);
     draw(teacher, options.teacher_scale);
-    return teach(network, teacher.parameters(), options.samples, options.d_in,
+    return teach(outputs, teacher.parameters(), options.samples, options.d_in,
                  generator(options.data_seed, Stream::batch), dtype);
   };
   bed.full_batch = true;
-  bed.outputs = network;
   set_criterion(bed, mean_squared_error);
   return bed;
 }
@@ -51,8 +51,8 @@ Testbed relu_teacher_student(const ReluTeacherStudentOptions& options) {
         weights.add("layers.0.weight", {options.d_hidden, options.d_in}, scale);
         weights.add("layers.1.weight", {options.d_out, options.d_hidden}, scale);
       },
-      [](const Parameters& params, const at::Tensor& inputs) {
-        return relu_stack(params, /*depth=*/2, /*degree=*/1, inputs);
+      [](const Parameters& params, const at::Tensor& inputs, const Trace& trace) {
+        return relu_stack(params, /*depth=*/2, /*degree=*/1, inputs, trace);
       });
   bed.name = "relu teacher-student";
   bed.gauges = [options](const Parameters& params) {
@@ -73,8 +73,10 @@ Testbed norm_teacher_student(const NormTeacherStudentOptions& options) {
         weights.add("norm.weight", {options.d_in}, options.gain_spread, /*mean=*/1);
         weights.add("readout.weight", {options.d_out, options.d_in}, scale);
       },
-      [](const Parameters& params, const at::Tensor& inputs) {
-        return linear(params, "readout", layer_norm(params, "norm", inputs));
+      [](const Parameters& params, const at::Tensor& inputs, const Trace& trace) {
+        const auto normed = layer_norm(params, "norm", inputs);
+        if (trace) trace("stream", normed);
+        return linear(params, "readout", normed);
       });
   bed.name = "norm teacher-student";
   bed.gauges = [](const Parameters& params) {

@@ -8,6 +8,7 @@
 
 #include "ddc/discover/gate.h"
 #include "ddc/experiments/catalogue.h"
+#include "rate_grid.h"
 #include "support/errors.h"
 #include "support/folder.h"
 #include "tables.h"
@@ -55,6 +56,42 @@ TEST(Experiments, WithoutRunsAllAreMissingAndNothingIsClaimed) {
     }
     EXPECT_EQ(Json(Json(result).get<Result>()), Json(result)) << experiment.name;
   }
+}
+
+TEST(Experiments, RatesAreReadCellByCell) {
+  // Towards a minimum at arc 1: one cell vanishes quadratically, one rises, one is not measured under the first arm.
+  std::vector<FinishedRun> runs;
+  for (const std::string arm : {"first", "second"}) {
+    for (const uint64_t seed : {42, 142, 242}) {
+      std::vector<Measurement> metrics;
+      for (int64_t step = 0; step < 60; ++step) {
+        const double left = std::pow(10, -static_cast<double>(step) / 30);
+        metrics.push_back({step,
+                           {{"arc", 1 - left},
+                            {"activations[stream].sigma_min", 3 * left * left},
+                            {"fisher[norm].trace", 1 / left},
+                            {"fisher.trace", left}}});
+        if (arm == "second") metrics.back().values["fisher[norm].smallest"] = left;
+      }
+      runs.push_back(finished(std::move(metrics), seed));
+      runs.back().plan.arm = arm;
+    }
+  }
+  const auto grid = rate_grid(runs, {"sigma_min", "smallest", "trace"});
+  ASSERT_EQ(grid.map.panels.size(), 2u);
+  ASSERT_EQ(grid.cells.size(), 2u);
+  const auto& panel = grid.map.panels.back();
+  EXPECT_EQ(panel.y, (std::vector<std::string>{"stream", "norm"}));
+  EXPECT_NEAR(panel.z[0][0], 2, 0.02);
+  EXPECT_TRUE(std::isnan(panel.z[0][1]));
+  EXPECT_NEAR(panel.z[1][1], 1, 0.01);
+  EXPECT_TRUE(std::isnan(panel.z[1][2]));
+  EXPECT_TRUE(std::isnan(grid.map.panels.front().z[1][1]));
+  EXPECT_EQ(grid.cells[0].all, 3);
+  EXPECT_EQ(grid.cells[0].readable, 1);
+  EXPECT_EQ(grid.cells[1].readable, 2);
+  EXPECT_EQ(grid.cells[1].ascending, 1);
+  EXPECT_TRUE(rate_grid({finished({{0, {{"loss", 1.0}}}})}, {"trace"}).map.panels.empty());
 }
 
 TEST(Experiments, UnknownNamesSuggestTheNearest) {

@@ -69,6 +69,37 @@ TEST(Meters, MeasureWhatTheyAreAskedForAsOftenAsTheyAreAskedTo) {
   EXPECT_GT(summary->meter_seconds.at("fisher"), 0);
 }
 
+TEST(Meters, SeeTheHiddenUnitsOfAnMlp) {
+  auto config = small_run();
+  config.meters = Json::array({parse_meter("activations")});
+  const RunFolder folder;
+  execute(config, folder.path);
+  const auto last = read_metrics(folder.path).back().values;
+  EXPECT_EQ(last.at("activations[layers.0].never_on"), 0);
+  EXPECT_GT(last.at("activations[layers.0].row_norm_min"), 0);
+  EXPECT_LE(last.at("activations[stream].effective_rank"), 4);
+}
+
+TEST(Meters, LookAtAKeptCheckpointLater) {
+  auto config = small_run();
+  config.keep_every = 2;
+  config.meters = Json::array({parse_meter("fisher"), parse_meter("drift")});
+  const RunFolder folder;
+  execute(config, folder.path);
+  const auto metrics = read_metrics(folder.path);
+  const auto kept = measure(folder.path, "step-2", config.meters);
+  EXPECT_EQ(kept.step, 2);
+  for (const std::string name : {"fisher.smallest", "fisher.trace", "drift"}) {
+    EXPECT_EQ(kept.values.at(name), metrics[1].values.at(name)) << name;
+  }
+  EXPECT_EQ(measure(folder.path, "latest", config.meters).values.at("fisher.trace"),
+            metrics.back().values.at("fisher.trace"));
+  EXPECT_EQ(read_metrics(folder.path).size(), metrics.size());
+  expect_error([&] { measure(folder.path, "step-3", config.meters); }, {"step-3", "checkpoint"});
+  // How far the run had come by then is not known.
+  expect_error([&] { measure(folder.path, "latest", Json::array({parse_meter("arc")})); }, {"arc"});
+}
+
 TEST(Meters, GoOnWhereAnInterruptedRunStopped) {
   auto config = small_run();
   config.meters = Json::array({parse_meter("arc")});
@@ -85,9 +116,11 @@ TEST(Meters, GoOnWhereAnInterruptedRunStopped) {
 
 TEST(Meters, ThatDoNotGoWithTheNetworkAreRefusedBeforeAnythingIsWritten) {
   for (const auto& [meter, words] : std::map<std::string, std::vector<std::string>>{
-           {"activations", {"activations", "relu teacher-student", "no nodes"}},
+           {"activations", {"activations", "diagonal network", "no nodes"}},
            {"fisher:tensors=layers.7.*", {"fisher", "layers.7.*"}}}) {
     auto config = small_run();
+    config.testbed = "diagonal_network";
+    config.testbed_settings = Json::object();
     config.meters = Json::array({parse_meter(meter)});
     const RunFolder folder;
     expect_error([&] { execute(config, folder.path); }, words);

@@ -112,6 +112,11 @@ std::optional<RunSummary> read_summary(const std::filesystem::path& folder);
 /// As far as they go; a last line that was not written to its end is left out.
 std::vector<Measurement> read_metrics(const std::filesystem::path& folder);
 
+/// What is seen at a checkpoint of a run, "latest" or one that was kept ("step-1000"), by meters that it need not
+/// have had. Nothing in the folder changes.
+Measurement measure(const std::filesystem::path& folder, const std::string& checkpoint,
+                    const Json& meters);
+
 /// "ddc", "torch" and "compiler".
 std::map<std::string, std::string> versions();
 
