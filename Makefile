@@ -50,10 +50,14 @@ results: build/release/.studies setup-data  ## run all experiments in full (many
 	cmake --build --preset release -j $(JOBS) --target ddc_cli
 	studies/results.sh
 
-bench: build/release/.bench  ## time the kernels beside torch's fused AdamW
+BENCH := OMP_WAIT_POLICY=passive $(PYTHON) -m ddc bench --out benchmarks/results/steps.json
+bench: build/release/.bench python  ## time kernels and steps beside torch (an hour), into benchmarks/results
 	cmake --build --preset release -j $(JOBS) --target kernels_benchmark
-	OMP_NUM_THREADS=1 build/release/benchmarks/kernels_benchmark
-	OMP_NUM_THREADS=2 build/release/benchmarks/kernels_benchmark
+	for threads in 1 2; do OMP_NUM_THREADS=$$threads build/release/benchmarks/kernels_benchmark \
+	  --benchmark_out=benchmarks/results/kernels-$$threads.json; done
+	$(BENCH) --threads 1
+	$(BENCH) --threads 2
+	$(PYTHON) benchmarks/chart.py benchmarks/results/steps.json benchmarks/results/steps.svg
 
 figures: build/release/.studies  ## print the measured figures of the README
 	cmake --build --preset release -j $(JOBS) --target figures

@@ -1,4 +1,4 @@
-// Kernels of a step beside torch's fused AdamW, on tensors of the same sizes.
+// Kernels of a step beside torch's fused AdamW, on tensors of the same sizes, and polar factors.
 //
 //     make bench
 //
@@ -11,6 +11,7 @@
 
 #include <cstdlib>
 
+#include "ddc/linalg/polar_factor.h"
 #include "kernels/pass.h"
 #include "kernels/tensors.h"
 
@@ -135,6 +136,25 @@ void ManySmall(benchmark::State& state) {
   count(state, model, kBytesOfAdam);
 }
 BENCHMARK(ManySmall)->Unit(benchmark::kMillisecond);
+
+/// Polar factors of 24 heads (0), of square matrices (1) and of wide ones (2).
+void Polar(benchmark::State& state, PolarMethod method) {
+  const std::vector<std::vector<int64_t>> shapes{{24, 64, 768}, {2, 768, 768}, {2, 768, 3072}};
+  const auto& shape = shapes[state.range(0)];
+  const auto matrices = random(shape);
+  for (auto _ : state) benchmark::DoNotOptimize(polar_factor(matrices, method));
+  state.counters["threads"] = at::get_num_threads();
+  state.counters["flops"] = benchmark::Counter(
+      static_cast<double>(shape[0]) *
+          polar_flops(static_cast<double>(shape[1]), static_cast<double>(shape[2]), method),
+      benchmark::Counter::kIsIterationInvariantRate);
+}
+BENCHMARK_CAPTURE(Polar, exact, PolarMethod::exact)
+    ->DenseRange(0, 2)
+    ->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(Polar, newton_schulz, PolarMethod::newton_schulz)
+    ->DenseRange(0, 2)
+    ->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace ddc

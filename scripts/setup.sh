@@ -49,7 +49,7 @@ for goal in "$@"; do
       need_command clang-format; need_command clang-tidy; need_command run-clang-tidy clang-tidy ;;
     coverage) need_command gcovr ;;
     fuzz) need_command clang++-16 clang-16; need_package libclang-rt-16-dev ;;
-    bench) need_package libbenchmark-dev ;;
+    bench) requirements+=(requirements-test.txt); need_package libbenchmark-dev ;;
     data) need_package bible-kjv-text dataset-fashion-mnist; texts=out/data/king_james.txt ;;
     *) say "unknown goal: $goal"; exit 2 ;;
   esac

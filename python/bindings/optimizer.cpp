@@ -431,7 +431,15 @@ void bind_optimizer(py::module_& module) {
       .def_readonly("imbalance", &GaugeReport::imbalance)
       .def_readonly("frames_recomputed", &GaugeReport::frames_recomputed);
 
+  py::class_<StepCost>(module, "StepCost")
+      .def_readonly("bytes", &StepCost::bytes)
+      .def_readonly("flops", &StepCost::flops)
+      .def_readonly("steps", &StepCost::steps)
+      .def_readonly("seconds", &StepCost::seconds)
+      .def_readonly("share", &StepCost::share);
+
   py::class_<Report>(module, "Report")
+      .def_readonly("cost", &Report::cost)
       .def_readonly("gauges", &Report::gauges)
       .def_readonly("tensors", &Report::tensors)
       .def_readonly("gauged_tensors", &Report::gauged_tensors)

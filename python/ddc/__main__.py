@@ -1,4 +1,5 @@
-"""``python -m ddc``: the audit of a model in a file of one's own, and the difference of two checkpoints."""
+"""``python -m ddc``: the audit of a model in a file of one's own, the difference of two checkpoints, and what
+steps cost."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import ddc
+from ddc import bench
 from ddc._model import plain_name
 
 
@@ -66,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
         help="the symmetries of the model, as SymmetryGroup.save writes them",
     )
     diff.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    measured = commands.add_parser(
+        "bench",
+        help="measure what a step costs, beside the optimizers that it replaces",
+        description="Measure what a step costs, beside the optimizers that it replaces: ratios in one "
+        "process, alternating, on models of transformers.",
+    )
+    bench.add_arguments(measured)
     return parser
 
 
@@ -166,7 +175,7 @@ def _diff(options: argparse.Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        {"audit": _audit, "diff": _diff}[options.command](options)
+        {"audit": _audit, "diff": _diff, "bench": bench.run}[options.command](options)
     except Exception as error:
         if not isinstance(error, (RuntimeError, TypeError, ValueError)) or _is_of_others(error):
             # An error of the user's model or loss: type, file and line say what to mend.

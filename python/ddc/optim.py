@@ -177,8 +177,9 @@ class Lifted(Optimizer):
         """What is bound, and what the last step did: data, and a table when printed.
 
         ``report().gauges`` has for each gauge its coordinates, channels that are degenerate and what the
-        last step had to correct or, at the canonical place, what the weights miss it by now. The last line
-        says where the weights are trained, and why in place if nobody said so.
+        last step had to correct or, at the canonical place, what the weights miss it by now. The last lines
+        say where the weights are trained, and why in place if nobody said so; and what a step costs
+        (``report().cost``: bytes, flops, seconds and share of a training step, of the last steps).
         """
         return self._refresh().report()
 
@@ -191,6 +192,8 @@ class Lifted(Optimizer):
             "degenerate_channels": float(report.degenerate_channels),
             "imbalance": report.largest_imbalance,
             "frames_recomputed": float(sum(gauge.frames_recomputed for gauge in report.gauges)),
+            "step_seconds": report.cost.seconds,
+            "step_share": report.cost.share,
         }
         for gauge in report.gauges:
             key = f"imbalance/{gauge.kind.replace(' ', '_')}"

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -63,15 +64,47 @@ at::Tensor exact_double(const at::Tensor& x) {
   return without_rounding_(at::matmul(u * kept.unsqueeze(-2), vh), x);
 }
 
-/// For float32 and narrower, tall. The products of such entries are exact in float64, so its Gram
-/// matrix has singular values down to 1e-8 of the largest.
+/// Columns of a Gram matrix that are made in one product: what is left of them is above the diagonal.
+constexpr int64_t kPanel = 192;
+/// Entries of a matrix that are widened at a time.
+constexpr int64_t kWidened = 262144;
+
+/// For one matrix of float32 or narrower, of any shape. The products of such entries are exact in
+/// float64, so its Gram matrix has singular values down to 1e-8 of the largest. Only a part of the matrix is
+/// in float64 at a time.
 at::Tensor exact_float(const at::Tensor& x) {
-  const auto wide = x.to(at::kDouble);
-  const auto [lambda, v] = at::linalg_eigh(at::matmul(wide.mT(), wide));
-  const auto kept = lambda > kFloatRcond * kFloatRcond * lambda.amax(-1, /*keepdim=*/true);
-  const auto inverse =
-      at::where(kept, lambda, at::ones({}, lambda.options())).rsqrt().mul_(kept).unsqueeze(-2);
-  return without_rounding_(at::matmul(wide, at::matmul(v * inverse, v.mT())), x);
+  const int64_t along = x.size(0) >= x.size(1) ? 0 : 1;
+  const int64_t side = x.size(1 - along);
+  const int64_t length = std::max<int64_t>(1, kWidened / side);
+  const auto in_parts = [&](const auto& work) {
+    for (int64_t begin = 0; begin < x.size(along); begin += length) {
+      const auto part = x.narrow(along, begin, std::min(length, x.size(along) - begin));
+      work(begin, part.to(at::kDouble).contiguous());
+    }
+  };
+  auto gram = at::zeros({side, side}, x.options().dtype(at::kDouble));
+  in_parts([&](int64_t, const at::Tensor& part) {
+    const auto tall = along == 0 ? part : part.t();
+    for (int64_t begin = 0; begin < side; begin += kPanel) {
+      const int64_t end = std::min(begin + kPanel, side);
+      gram.slice(0, begin, end)
+          .slice(1, 0, end)
+          .addmm_(tall.slice(1, begin, end).t(), tall.slice(1, 0, end));
+    }
+  });
+  const auto [lambda, v] = at::linalg_eigh(gram, "L");
+  const auto kept = lambda > kFloatRcond * kFloatRcond * lambda.amax();
+  const auto inverse = at::where(kept, lambda, at::ones({}, lambda.options())).rsqrt().mul_(kept);
+  const auto factor = at::matmul(v * inverse, v.t());
+  // Decompositions leave rounding in rows and columns of zeros, such as the gradient of a unit that is never
+  // active. As a step it would bring the unit to life.
+  factor.mul_(gram.diagonal() > 0);
+  auto result = at::empty_like(x);
+  in_parts([&](int64_t begin, const at::Tensor& part) {
+    result.narrow(along, begin, part.size(along))
+        .copy_(along == 0 ? at::mm(part, factor) : at::mm(factor.t(), part));
+  });
+  return result;
 }
 
 at::Tensor sum_of_diagonal(const at::Tensor& r) {
@@ -235,7 +268,7 @@ at::Tensor polar_factor_of(const at::Tensor& m, PolarMethod method) {
   const auto gram_type = m.is_cpu() ? at::kDouble : at_least_float;
   switch (method) {
     case PolarMethod::exact:
-      return solve(true, at_least_float, type == at::kDouble ? exact_double : exact_float);
+      return type == at::kDouble ? solve(true, type, exact_double) : exact_float(m.contiguous());
     case PolarMethod::fast:
       return solve(true, gram_type, fast);
     case PolarMethod::sharpen:
@@ -248,6 +281,23 @@ at::Tensor polar_factor_of(const at::Tensor& m, PolarMethod method) {
 
 }  // namespace
 
+double polar_flops(double rows, double cols, PolarMethod method) {
+  const double side = std::min(rows, cols);
+  const double cube = side * side * side;
+  const double product = 2 * side * rows * cols;
+  switch (method) {
+    case PolarMethod::exact:
+      return 1.6 * product + 11 * cube;
+    case PolarMethod::fast:
+      return 2 * product + 24 * 2 * cube;
+    case PolarMethod::sharpen:
+      return 2 * product + 20 * 2 * cube;
+    case PolarMethod::newton_schulz:
+      return 5 * (2 * product + 2 * cube);
+  }
+  return 0;
+}
+
 at::Tensor polar_factor(const at::Tensor& m, PolarMethod method) {
   TORCH_CHECK(m.dim() >= 2,
               "polar_factor needs a matrix or a stack of matrices [..., rows, cols], got ", m.dim(),
@@ -259,7 +309,9 @@ at::Tensor polar_factor(const at::Tensor& m, PolarMethod method) {
   const at::NoGradGuard no_grad;
   if (m.numel() == 0) return at::empty_like(m);
   const auto matrix = m.detach();
-  if (m.dim() == 2 || !m.is_cpu()) return polar_factor_of(matrix, method);
+  const bool one_by_one =
+      m.is_cpu() || (method == PolarMethod::exact && m.scalar_type() != at::kDouble);
+  if (m.dim() == 2 || !one_by_one) return polar_factor_of(matrix, method);
 
   // On a CPU one matrix after the other, each on one core: batched LAPACK calls would use one core
   // for all, and batched products would leave the cache between two steps.
@@ -269,7 +321,7 @@ at::Tensor polar_factor(const at::Tensor& m, PolarMethod method) {
     const at::NoGradGuard no_grad_here;  // of this thread
     result[i].copy_(polar_factor_of(stack[i], method));
   };
-  if (stack.size(0) >= at::get_num_threads()) {
+  if (m.is_cpu() && stack.size(0) >= at::get_num_threads()) {
     // Each of these threads calls BLAS and LAPACK on one.
     kernels::for_each_index(stack.size(0), solve);
   } else {

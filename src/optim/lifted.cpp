@@ -1,10 +1,12 @@
 #include "ddc/optim/lifted.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <set>
 #include <typeinfo>
 #include <unordered_map>
@@ -175,6 +177,49 @@ void LiftedOptimizer::settle_() {
   if (!placement_ || placement_->is_original()) return;
   placement_->settle_();
   versions_ = versions();
+}
+
+void LiftedOptimizer::Clock::note(Time start, Time end) {
+  constexpr size_t kSteps = 50;
+  const auto add = [](std::deque<double>& last, Time from, Time to) {
+    last.push_back(std::chrono::duration<double>(to - from).count());
+    if (last.size() > kSteps) last.pop_front();
+  };
+  add(own, start, end);
+  if (last_end) add(whole, *last_end, end);
+  last_end = end;
+}
+
+double LiftedOptimizer::flops(const TensorView& /*view*/, const LiftedOptions& /*options*/) const {
+  return 0;
+}
+
+StepCost LiftedOptimizer::planned_cost() const {
+  StepCost cost;
+  for (size_t t = 0; t < frame_->plan().tensors.size(); ++t) {
+    const auto& tensor = frame_->plan().tensors[t].tensor;
+    // Weights are read and written, gradients checked and read, state read and written.
+    cost.bytes += 4 * static_cast<double>(tensor.nbytes());
+    cost.flops += flops(view_of(t), options_of(frame_->plan().tensors[t].param_group));
+    const auto found = state_.find(tensor.unsafeGetTensorImpl());
+    if (found == state_.end()) continue;
+    for (const auto& [name, field] : static_cast<LiftedParamState&>(*found->second).tensors()) {
+      if (field->defined()) cost.bytes += 2 * static_cast<double>(field->nbytes());
+    }
+  }
+  // Of gauges that mix channels: the overlap with the weights before, Gram matrices of linear ones, and the move.
+  for (const auto& gauge : frame().plan().gauges) {
+    if (!gauge.gauge.mixes() || gauge.projects(Projection::never)) continue;
+    const double share = 1.0 / static_cast<double>(gauge.treatment.every.value_or(1));
+    for (const auto& leg : gauge.legs) {
+      const auto& tensor = frame().plan().tensors[leg.tensor].tensor;
+      const double products = gauge.is_linear() ? 3 : 2;
+      cost.flops +=
+          share * products * 2 * static_cast<double>(tensor.numel() * leg.blocks->block());
+      cost.bytes += share * (products + 2) * static_cast<double>(tensor.nbytes());
+    }
+  }
+  return cost;
 }
 
 bool LiftedOptimizer::in_place(LiftedParamState& /*state*/, const LiftedOptions& /*options*/,
@@ -363,6 +408,7 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
     const at::AutoGradMode enable_grad(true);
     loss = closure();
   }
+  const auto start = std::chrono::steady_clock::now();
   const at::NoGradGuard no_grad;
   const auto settings = check_settings();
   const auto has_gradient = check_gradients();
@@ -412,6 +458,7 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
   const bool stepped = std::count(has_gradient.begin(), has_gradient.end(), true) > 0;
   if (placement_ && stepped) placement_->restore_();
   versions_ = versions();
+  clock_.note(start, std::chrono::steady_clock::now());
   return loss;
 }
 
@@ -449,21 +496,42 @@ void LiftedOptimizer::step_plain_(const std::vector<size_t>& tensors,
     placement_->fold_();
   }
   kernels::run(pass);
+  std::vector<std::pair<double, size_t>> apart;
+  bool on_cpu = true;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const size_t t = tensors[i];
     if (in_pass[t]) continue;
     const auto& tensor = plan.tensors[t];
-    const auto& own = settings[t];
-    const auto type = tensor.compute_type();
-    auto gradient = entries[i].gradient.to(type);
-    if (own.maximize) gradient = gradient.neg();
-    const auto step = rule(gradient, view_of(t), state_of(t), options_of(tensor.param_group));
-    auto weights = tensor.tensor.detach();
-    auto x = weights.to(type);
-    if (own.weight_decay != 0) x.mul_(1 - own.lr * own.weight_decay);
-    x.add_(step);
-    if (!x.is_alias_of(weights)) weights.copy_(x);
+    apart.emplace_back(flops(view_of(t), options_of(tensor.param_group)), i);
+    on_cpu = on_cpu && tensor.tensor.is_cpu();
   }
+  // The largest first, so that threads end together. Each calls BLAS and LAPACK on one; where there are fewer
+  // tensors than threads, these share each tensor.
+  std::stable_sort(apart.begin(), apart.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  const auto step_apart = [&](size_t k) {
+    const at::NoGradGuard no_grad_here;  // of this thread
+    const size_t i = apart[k].second;
+    step_apart_(tensors[i], entries[i].gradient, settings[tensors[i]]);
+  };
+  size_t large = 0;
+  while (on_cpu && large < apart.size() && apart[large].first > 0) ++large;
+  if (large < static_cast<size_t>(at::get_num_threads())) large = 0;
+  kernels::one_by_one(large, step_apart);
+  for (size_t k = large; k < apart.size(); ++k) step_apart(k);
+}
+
+void LiftedOptimizer::step_apart_(size_t t, const at::Tensor& given, const StepSettings& settings) {
+  const auto& tensor = frame_->plan().tensors[t];
+  const auto type = tensor.compute_type();
+  auto gradient = given.to(type);
+  if (settings.maximize) gradient = gradient.neg();
+  const auto step = rule(gradient, view_of(t), state_of(t), options_of(tensor.param_group));
+  auto weights = tensor.tensor.detach();
+  auto x = weights.to(type);
+  if (settings.weight_decay != 0) x.mul_(1 - settings.lr * settings.weight_decay);
+  x.add_(step);
+  if (!x.is_alias_of(weights)) weights.copy_(x);
 }
 
 Report LiftedOptimizer::report() const {
@@ -472,6 +540,18 @@ Report LiftedOptimizer::report() const {
   Report report;
   report.place = place_;
   report.why_in_place = why_in_place_;
+  report.cost = planned_cost();
+  if (!clock_.own.empty()) {
+    report.cost.steps = static_cast<int64_t>(clock_.own.size());
+    report.cost.seconds = std::accumulate(clock_.own.begin(), clock_.own.end(), 0.0) /
+                          static_cast<double>(clock_.own.size());
+  }
+  if (!clock_.whole.empty()) {
+    std::vector<double> whole(clock_.whole.begin(), clock_.whole.end());
+    const auto middle = whole.begin() + static_cast<int64_t>(whole.size() / 2);
+    std::nth_element(whole.begin(), middle, whole.end());
+    report.cost.share = *middle > 0 ? report.cost.seconds / *middle : 0;
+  }
   const bool away = placement_ && placement_->is_original();
   const auto distances = placement_ && !away ? placement_->distances_to_sections()
                                              : std::vector<double>(plan.gauges.size());

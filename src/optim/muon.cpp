@@ -126,6 +126,25 @@ at::Tensor MuonRule::step(const at::Tensor& gradient, int64_t step, const Tensor
   return displacement(momentum(gradient, state, options), view, options);
 }
 
+double MuonRule::flops(const TensorView& view, const Options& options) {
+  if (options.use_adam) return 0;
+  const auto& tensor = view.parameter;
+  // Sides of the matrices that `matrices_of` makes.
+  auto rows = static_cast<double>(tensor.size(0));
+  auto cols = static_cast<double>(tensor.numel()) / std::max(rows, 1.0);
+  double count = 1;
+  if (tensor.dim() == 3 && !view.cut) {
+    count = rows;
+    rows = static_cast<double>(tensor.size(1));
+    cols = static_cast<double>(tensor.size(2));
+  } else if (tensor.dim() == 2 && view.cut) {
+    auto& cut = view.cut->axis == 0 ? rows : cols;
+    count = cut / static_cast<double>(view.cut->size);
+    cut = static_cast<double>(view.cut->size);
+  }
+  return count * polar_flops(rows, cols, options.method);
+}
+
 void MuonRule::change_basis(State& state, const BasisChange& change) {
   AdamRule::change_basis(state.moments, change);
   change.apply_(state.momentum_buffer);

@@ -64,6 +64,14 @@ std::ostream& operator<<(std::ostream& out, const Report& report) {
     if (!report.why_in_place.empty()) out << ": " << report.why_in_place;
     out << '\n';
   }
+  const auto& cost = report.cost;
+  out << std::setprecision(3) << std::defaultfloat << "a step moves " << cost.bytes / 1e6
+      << " MB and computes " << cost.flops / 1e9 << " GFlop of matrix products";
+  if (cost.steps > 0) {
+    out << "; the last " << cost.steps << " took " << 1e3 * cost.seconds << " ms each";
+  }
+  if (cost.share > 0) out << ", " << 100 * cost.share << " % of a training step";
+  out << '\n';
   out.flags(flags);
   out.precision(precision);
   return out;

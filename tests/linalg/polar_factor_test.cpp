@@ -109,6 +109,22 @@ TEST(PolarFactorExact, HasSingularValuesOfOneForEveryCondition) {
   });
 }
 
+// Matrices that are widened in several parts, and whose Gram matrix is made in several panels.
+TEST(PolarFactorExact, IsThatOfTheWholeMatrixWhereItIsMadeInParts) {
+  for (const Shape& shape : {Shape{1500, 250}, Shape{250, 1500}, Shape{600, 600}}) {
+    SCOPED_TRACE(testing::Message() << shape.first << 'x' << shape.second);
+    auto x = sample(shape, spread(shape, 1e4), 31).matrix.to(at::kFloat);
+    x.select(0, 7).zero_();
+    x.select(1, 201).zero_();
+    const auto u = polar_factor(x);
+    const auto [left, s, right] = at::linalg_svd(x.to(at::kDouble), /*full_matrices=*/false);
+    const auto kept = (s > 1e-10).to(at::kDouble);
+    EXPECT_LT(spectral_norm(u.to(at::kDouble) - at::matmul(left * kept, right)), 1e-6);
+    EXPECT_EQ(u.select(0, 7).count_nonzero().item<int64_t>(), 0);
+    EXPECT_EQ(u.select(1, 201).count_nonzero().item<int64_t>(), 0);
+  }
+}
+
 TEST(PolarFactorFast, ReachesItsErrorToConditionThousand) {
   for_conditions({1e1, 1e2, 1e3}, [](at::ScalarType, double condition, const Sample& x) {
     // The bound of the normalisation is a little more than the largest singular value, so

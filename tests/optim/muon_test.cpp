@@ -3,6 +3,7 @@
 #include "ddc/optim/muon.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/optim/adamw.h>
@@ -334,6 +335,57 @@ TEST(Muon, GoesOnFromAnArchiveToTheLastBit) {
   for (size_t i = 0; i < params.size(); ++i) EXPECT_TRUE(at::equal(params[i], copies[i])) << i;
   EXPECT_EQ(values_of(options_of(resumed, 0)), values_of(unusual));
   EXPECT_EQ(values_of(options_of(resumed, 1)), values_of(torchs()));
+}
+
+// Matrices are stepped at once, each by one thread.
+TEST(Muon, StepsTheSameOnAnyNumberOfThreads) {
+  const int threads = at::get_num_threads();
+  const auto trained = [](int count) {
+    at::set_num_threads(count);
+    std::vector<at::Tensor> params;
+    for (int i = 0; i < 5; ++i) {
+      params.push_back(normal({40 + 30 * i, 90}, 50 + i).to(at::kFloat).requires_grad_());
+    }
+    Muon optimizer(std::vector<OptimizerParamGroup>{params}, {}, {}, {.lr = 0.1});
+    for (int step = 0; step < 3; ++step) {
+      for (size_t i = 0; i < params.size(); ++i) {
+        params[i].mutable_grad() = normal(params[i].sizes(), 60 + step * 10 + i).to(at::kFloat);
+      }
+      optimizer.step();
+    }
+    return params;
+  };
+  const auto one = trained(1);
+  for (const int count : {2, 3}) {
+    const auto several = trained(count);
+    for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(at::equal(one[i], several[i])) << count;
+  }
+  at::set_num_threads(threads);
+}
+
+TEST(MuonReport, SaysWhatAStepCosts) {
+  const std::vector<at::Tensor> params{normal({6, 4}, 1).to(at::kFloat).requires_grad_(),
+                                       normal({2, 5, 3}, 2).to(at::kFloat).requires_grad_()};
+  Muon optimizer(std::vector<OptimizerParamGroup>{params}, {}, {},
+                 {.method = PolarMethod::newton_schulz});
+  const auto planned = optimizer.report().cost;
+  // Weights and gradients are read, gradients once more to be checked, weights written, momentum read and
+  // written; four bytes each.
+  EXPECT_EQ(planned.bytes, (24 + 30) * 4 * 6);
+  EXPECT_EQ(planned.flops, 5 * (4 * 4 * 4 * 6 + 2 * 64) + 2 * 5 * (4 * 3 * 3 * 5 + 2 * 27));
+  EXPECT_EQ(planned.steps, 0);
+  EXPECT_EQ(planned.share, 0);
+  for (int step = 0; step < 60; ++step) {
+    for (const auto& param : params) param.mutable_grad() = at::ones_like(param);
+    optimizer.step();
+  }
+  const auto cost = optimizer.report().cost;
+  EXPECT_EQ(cost.steps, 50);
+  EXPECT_GT(cost.seconds, 0);
+  EXPECT_GT(cost.share, 0);
+  std::ostringstream text;
+  text << optimizer.report();
+  EXPECT_THAT(text.str(), testing::HasSubstr("the last 50 took"));
 }
 
 }  // namespace

@@ -33,4 +33,7 @@ inline constexpr std::array EnumNames<PolarMethod> = {"exact", "fast", "sharpen"
 /// Not differentiable. NaN and Inf are the caller's to reject.
 at::Tensor polar_factor(const at::Tensor& m, PolarMethod method = PolarMethod::exact);
 
+/// Floating-point operations of the polar factor of a rows x cols matrix; of the eigenvectors as LAPACK counts.
+double polar_flops(double rows, double cols, PolarMethod method);
+
 }  // namespace ddc

@@ -2,10 +2,13 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <chrono>
 #include <cstdint>
+#include <deque>
 #include <iosfwd>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -100,8 +103,22 @@ struct GaugeReport {
   int64_t frames_recomputed = 0;
 };
 
+/// What a step costs. Bytes and operations are those of the plan: what has to be moved if each tensor is read
+/// and written once, and the arithmetic of matrices (of polar factors, and of gauges that mix channels; what is
+/// done every so many steps counts in part).
+struct StepCost {
+  double bytes = 0;
+  double flops = 0;
+  /// The last steps, up to 50: their number, seconds each on average, and these as a share of the time from the
+  /// end of one step to the end of the next (the median). 0 where there were none.
+  int64_t steps = 0;
+  double seconds = 0;
+  double share = 0;
+};
+
 struct Report {
   std::vector<GaugeReport> gauges;
+  StepCost cost;
   int64_t tensors = 0;
   int64_t gauged_tensors = 0;
   /// Where the weights are trained; and why in place, if nobody said so.
@@ -222,6 +239,8 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// Says by which kernel a tensor is stepped as it is stored, if it can be.
   virtual bool in_place(LiftedParamState& state, const LiftedOptions& options,
                         kernels::PassEntry& entry) const;
+  /// Floating-point operations of the rule's matrices in a step; 0 if it has none, or does not say.
+  virtual double flops(const TensorView& view, const LiftedOptions& options) const;
   /// The same in two parts; the first is undefined where there is no momentum.
   virtual at::Tensor momentum(const at::Tensor& gradient, LiftedParamState& state,
                               const LiftedOptions& options) const = 0;
@@ -253,6 +272,10 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   LiftedParamState& state_of(size_t tensor);
   void make_states_();
   TensorView view_of(size_t tensor) const;
+  /// Steps a tensor by the rule, where weights are as stored.
+  void step_apart_(size_t tensor, const at::Tensor& gradient, const StepSettings& settings);
+  /// What the plan says of a step.
+  StepCost planned_cost() const;
   std::vector<StepSettings> check_settings() const;
   std::vector<bool> check_gradients() const;
   std::string description() const;
@@ -272,6 +295,17 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   Parameters found_;
   /// Versions of the weights as the optimizer left them.
   std::vector<int64_t> versions_;
+  /// Of the last steps.
+  struct Clock {
+    using Time = std::chrono::steady_clock::time_point;
+    std::optional<Time> last_end;
+    /// Seconds of a step, and from the end of the one before to its own.
+    std::deque<double> own;
+    std::deque<double> whole;
+
+    void note(Time start, Time end);
+  };
+  Clock clock_;
   /// State was loaded, and no step made since; with weights at their original place or not.
   bool is_loaded_ = false;
   bool loaded_original_ = false;
@@ -295,6 +329,10 @@ template <class Rule>
 concept StepsInPlace = requires(const typename Rule::State& state,
                                 const typename Rule::Options& options, kernels::PassEntry& entry) {
   Rule::in_place(state, int64_t{1}, options, entry);
+};
+template <class Rule>
+concept CountsFlops = requires(const typename Rule::Options& options, const TensorView& view) {
+  Rule::flops(view, options);
 };
 template <class Rule>
 concept ChecksTensors = requires(const typename Rule::Options& options, const TensorView& view) {
@@ -408,6 +446,14 @@ class Lifted : public LiftedOptimizer {
       return Rule::in_place(of(state), state.step.get(), of(options), entry);
     } else {
       return false;
+    }
+  }
+
+  double flops(const TensorView& view, const LiftedOptions& options) const override {
+    if constexpr (CountsFlops<Rule>) {
+      return Rule::flops(view, of(options));
+    } else {
+      return 0;
     }
   }
 

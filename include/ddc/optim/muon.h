@@ -69,6 +69,7 @@ struct MuonRule {
   static at::Tensor momentum(const at::Tensor& gradient, State& state, const Options& options);
   static at::Tensor displacement(const at::Tensor& momentum, const TensorView& view,
                                  const Options& options);
+  static double flops(const TensorView& view, const Options& options);
   static void change_basis(State& state, const BasisChange& change);
   static StepSettings step_settings(const Options& options);
 };

@@ -38,6 +38,8 @@
 //     momentum(...), displacement(...)           `step` in two parts, between which the momentum may be
 //                                                projected (Projection::momentum)
 //     check(const Options&, const TensorView&)   refuses a tensor that the rule cannot step
+//     flops(view, options)                       operations of its matrices in a step. The rule is then called
+//                                                for several tensors at once, the largest first
 //     in_place(state, step, options, entry)      says by which kernel, and with which tensors of state, a
 //                                                tensor is stepped as it is stored, decay included, in one
 //                                                pass over memory; false if by none
