@@ -3,7 +3,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -82,7 +81,7 @@ class PythonOptimizer : public LiftedOptimizer {
 
  protected:
   std::string name() const override { return name_; }
-  Abilities abilities() const override { return {}; }
+  Abilities abilities() const override { return {.throws = true}; }
   void check(const TensorView& /*view*/, const LiftedOptions& /*options*/) const override {}
 
   std::unique_ptr<LiftedParamState> make_state(const TensorView& view,
@@ -177,46 +176,12 @@ std::unique_ptr<LiftedOptimizer> make_optimizer(const py::object& rule,
 
 namespace {
 
-/// Weights and state as they are now, to put back if a step fails half way. Rules of this library do not;
-/// one in Python may raise, or be interrupted by Ctrl-C.
-class Snapshot {
- public:
-  explicit Snapshot(LiftedOptimizer& optimizer) {
-    const at::NoGradGuard no_grad;
-    for (const auto& [name, tensor] : optimizer.parameter_table()) {
-      weights_.emplace_back(tensor, tensor.detach().clone());
-    }
-    for (const auto& slot : optimizer.state_slots()) {
-      slots_.push_back({slot.tensor, *slot.tensor, slot.tensor->detach().clone()});
-    }
-  }
-  void put_back() const {
-    const at::NoGradGuard no_grad;
-    for (const auto& [tensor, value] : weights_) at::Tensor(tensor).copy_(value);
-    for (const auto& [place, tensor, value] : slots_) {
-      *place = tensor;
-      place->copy_(value);
-    }
-  }
-
- private:
-  struct Slot {
-    at::Tensor* place;
-    at::Tensor tensor;
-    at::Tensor value;
-  };
-  std::vector<std::pair<at::Tensor, at::Tensor>> weights_;
-  std::vector<Slot> slots_;
-};
-
 /// A lifted optimizer whose options and state are torch.optim's dictionaries. Those are what counts:
 /// they are looked at before every step, and loaded where they are not what the last step left. One thread
 /// at a time: others get an error while a step is being made.
 class Core {
  public:
-  explicit Core(std::unique_ptr<LiftedOptimizer> optimizer)
-      : optimizer_(std::move(optimizer)),
-        may_fail_(dynamic_cast<PythonOptimizer*>(optimizer_.get()) != nullptr) {
+  explicit Core(std::unique_ptr<LiftedOptimizer> optimizer) : optimizer_(std::move(optimizer)) {
     bound_at_ = checksums();
   }
 
@@ -229,13 +194,9 @@ class Core {
       optimizer_->set_options(group, option_values(values));
     }
     pull(state, parameters);
-    const auto before = may_fail_ ? std::make_optional<Snapshot>(*optimizer_) : std::nullopt;
-    try {
+    {
       const Unlocked unlocked;
       optimizer_->step();
-    } catch (...) {
-      if (before) before->put_back();
-      throw;
     }
     put(state, parameters, /*missing=*/false);
   }
@@ -409,7 +370,6 @@ class Core {
   }
 
   std::unique_ptr<LiftedOptimizer> optimizer_;
-  bool may_fail_;
   mutable std::mutex stepping_;
   /// Nothing was stepped or loaded since the gauges were bound to weights with these sums.
   bool is_fresh_ = true;

@@ -491,15 +491,15 @@ DDC_INLINE bool stores(const AdamConstants& /*constants*/) { return true; }
 DDC_INLINE bool stores(const SgdConstants& /*constants*/) { return true; }
 DDC_INLINE bool stores(const MoveConstants& constants) { return constants.store; }
 
-/// An exponent of ones, and only that, carries into the sign.
+/// Whether all exponents are less than `limit`; others carry into the sign.
 template <class Bits, class T>
-DDC_INLINE bool finite_loop(const T* data, int64_t count, Bits exponent) {
+DDC_INLINE bool below_loop(const T* data, int64_t count, Bits exponent, Bits limit) {
   constexpr int kSign = std::numeric_limits<Bits>::digits - 1;
-  const auto last = static_cast<Bits>(exponent & (~exponent + 1U));
+  const auto carry = static_cast<Bits>((Bits{1} << kSign) - limit);
   Bits found = 0;
 #pragma omp simd reduction(| : found)
   for (int64_t i = 0; i < count; ++i) {
-    found |= static_cast<Bits>((std::bit_cast<Bits>(data[i]) & exponent) + last);
+    found |= static_cast<Bits>((std::bit_cast<Bits>(data[i]) & exponent) + carry);
   }
   return (found >> kSign) == 0;
 }
@@ -597,15 +597,19 @@ DDC_FOR(double)
       RowsLoop(rule, matrix, edges, stores(constants)).run(begin, end);                            \
     });                                                                                            \
   }
-#define DDC_TYPE(S, T, BITS, EXPONENT)                       \
-  DDC_STEP(S, T, AdamConstants)                              \
-  DDC_STEP(S, T, SgdConstants)                               \
-  DDC_CLONES bool all_finite(const S* data, int64_t count) { \
-    return finite_loop<BITS>(data, count, BITS{EXPONENT});   \
+#define DDC_TYPE(S, T, BITS, EXPONENT, HUGE_EXPONENT)                     \
+  DDC_STEP(S, T, AdamConstants)                                           \
+  DDC_STEP(S, T, SgdConstants)                                            \
+  DDC_CLONES bool all_finite(const S* data, int64_t count) {              \
+    return below_loop<BITS>(data, count, BITS{EXPONENT}, BITS{EXPONENT}); \
+  }                                                                       \
+  DDC_CLONES bool none_huge(const S* data, int64_t count) {               \
+    return below_loop<BITS>(data, count, BITS{EXPONENT}, HUGE_EXPONENT);  \
   }
-DDC_TYPE(float, float, uint32_t, 0x7f800000U)
-DDC_TYPE(double, double, uint64_t, 0x7ff0000000000000ULL)
-DDC_TYPE(Bfloat16, float, uint16_t, 0x7f80U)
+DDC_TYPE(float, float, uint32_t, 0x7f800000U, std::bit_cast<uint32_t>(float{kHuge}))
+DDC_TYPE(double, double, uint64_t, 0x7ff0000000000000ULL, std::bit_cast<uint64_t>(kHuge))
+DDC_TYPE(Bfloat16, float, uint16_t, 0x7f80U,
+         static_cast<uint16_t>(std::bit_cast<uint32_t>(float{kHuge}) >> 16))
 DDC_ROWS(float, AdamConstants)
 DDC_ROWS(float, SgdConstants)
 DDC_ROWS(float, MoveConstants)

@@ -128,6 +128,12 @@ void step_rows_(const Stepped<double, double>& matrix, const RowEdges<double>& e
 bool all_finite(const float* data, int64_t count);
 bool all_finite(const double* data, int64_t count);
 bool all_finite(const Bfloat16* data, int64_t count);
+/// Numbers from here on are huge: the fourth power of what is smaller is a float32.
+inline constexpr double kHuge = 1 << 30;
+/// Whether no entry is NaN or of size kHuge or more.
+bool none_huge(const float* data, int64_t count);
+bool none_huge(const double* data, int64_t count);
+bool none_huge(const Bfloat16* data, int64_t count);
 
 /// Matrix whose rows follow each other in memory.
 template <class T>

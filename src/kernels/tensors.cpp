@@ -101,7 +101,11 @@ void one_by_one(size_t count, const std::function<void(size_t)>& work) {
   });
 }
 
-bool all_finite(const std::vector<at::Tensor>& tensors) {
+namespace {
+
+/// Whether all entries are less than `limit`, which `is_below` tells of those that loops can reach.
+template <class IsBelow>
+bool all_below(const std::vector<at::Tensor>& tensors, double limit, const IsBelow& is_below) {
   std::vector<int64_t> counts;
   std::vector<at::Tensor> fitting;
   std::unordered_map<at::Device, std::vector<at::Tensor>> others;
@@ -117,18 +121,30 @@ bool all_finite(const std::vector<at::Tensor>& tensors) {
   for (const auto& [device, on_it] : others) {
     // The host waits for a device once.
     const auto largest = at::_foreach_norm(on_it, std::numeric_limits<double>::infinity());
-    std::vector<at::Tensor> finite;
-    for (const auto& each : largest) finite.push_back(each.isfinite());
-    if (!at::stack(finite).all().item<bool>()) return false;
+    std::vector<at::Tensor> below;
+    for (const auto& each : largest) below.push_back(each < limit);
+    if (!at::stack(below).all().item<bool>()) return false;
   }
-  std::atomic<bool> finite = true;
+  std::atomic<bool> below = true;
   in_pieces(counts, [&](size_t i, int64_t begin, int64_t end) {
     with_type(fitting[i], [&](auto zero) {
       const auto* data = fitting[i].const_data_ptr<decltype(zero)>();
-      if (!kernels::all_finite(data + begin, end - begin)) finite = false;
+      if (!is_below(data + begin, end - begin)) below = false;
     });
   });
-  return finite;
+  return below;
+}
+
+}  // namespace
+
+bool all_finite(const std::vector<at::Tensor>& tensors) {
+  return all_below(tensors, std::numeric_limits<double>::infinity(),
+                   [](const auto* data, int64_t count) { return all_finite(data, count); });
+}
+
+bool none_huge(const std::vector<at::Tensor>& tensors) {
+  return all_below(tensors, kHuge,
+                   [](const auto* data, int64_t count) { return none_huge(data, count); });
 }
 
 void squares(const at::Tensor& matrix, int64_t along, const double* weights, double* sums) {

@@ -27,6 +27,8 @@ void one_by_one(size_t count, const std::function<void(size_t)>& work);
 
 /// Whether all entries of all tensors are finite; any tensors.
 bool all_finite(const std::vector<at::Tensor>& tensors);
+/// Whether they are finite and none is of size kHuge or more.
+bool none_huge(const std::vector<at::Tensor>& tensors);
 
 // Functions of matrices that fit. `along` is the axis that is not summed over, and keeps its size.
 

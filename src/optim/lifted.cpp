@@ -16,6 +16,7 @@
 #include "frame/frame.h"
 #include "kernels/pass.h"
 #include "kernels/tensors.h"
+#include "optim/lifted_snapshot.h"
 
 namespace ddc {
 
@@ -345,6 +346,7 @@ void LiftedOptimizer::make_states_() {
   for (size_t t = 0; t < frame_->plan().tensors.size(); ++t) {
     if (frame_->plan().tensors[t].tensor.requires_grad()) state_of(t);
   }
+  is_huge_ = is_huge();
 }
 
 TensorView LiftedOptimizer::view_of(size_t t) const {
@@ -380,7 +382,7 @@ std::vector<StepSettings> LiftedOptimizer::check_settings() const {
   return settings;
 }
 
-std::vector<bool> LiftedOptimizer::check_gradients() const {
+std::vector<bool> LiftedOptimizer::check_gradients() {
   std::vector<bool> has_gradient;
   std::vector<at::Tensor> gradients;
   for (const auto& tensor : frame_->plan().tensors) {
@@ -393,7 +395,8 @@ std::vector<bool> LiftedOptimizer::check_gradients() const {
                 "' has shape ", gradient.sizes(), ", the parameter ", tensor.tensor.sizes());
     gradients.push_back(gradient);
   }
-  if (kernels::all_finite(gradients)) return has_gradient;
+  if (kernels::none_huge(gradients)) return has_gradient;
+  is_huge_ = true;
   for (const auto& tensor : frame_->plan().tensors) {
     TORCH_CHECK(!tensor.tensor.grad().defined() || kernels::all_finite({tensor.tensor.grad()}),
                 "the gradient of '", tensor.name,
@@ -401,6 +404,17 @@ std::vector<bool> LiftedOptimizer::check_gradients() const {
   }
   return has_gradient;
 }
+
+namespace {
+
+/// Whether a step with these may leave the range of numbers though weights, state and gradients are small.
+bool may_overflow(const StepSettings& settings) {
+  constexpr double kSmallestEps = 1e-20;  // a float32 of which the square is none is not far above
+  return settings.lr >= kernels::kHuge || settings.lr * settings.weight_decay > 2 ||
+         settings.eps < kSmallestEps;
+}
+
+}  // namespace
 
 at::Tensor LiftedOptimizer::step(LossClosure closure) {
   at::Tensor loss;
@@ -416,6 +430,28 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
               "the weights are at their original place; steps are made at the canonical one");
   check_place_();
   found_ = {};
+  if (!is_huge_ && !abilities().throws && std::ranges::none_of(settings, may_overflow)) {
+    make_step_(has_gradient, settings);
+  } else {
+    const Snapshot before(*this);
+    try {
+      make_step_(has_gradient, settings);
+      check_step(has_gradient);
+    } catch (const c10::LinAlgError& error) {
+      before.put_back();
+      TORCH_CHECK(false, name(), ": ", error.what_without_backtrace(), not_made());
+    } catch (...) {
+      before.put_back();
+      throw;
+    }
+    is_huge_ = is_huge();
+  }
+  clock_.note(start, std::chrono::steady_clock::now());
+  return loss;
+}
+
+void LiftedOptimizer::make_step_(const std::vector<bool>& has_gradient,
+                                 const std::vector<StepSettings>& settings) {
   const auto& tensors = frame_->plan().tensors;
   std::vector<size_t> plain;
   for (const auto& component : frame_->plan().components) {
@@ -458,8 +494,6 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
   const bool stepped = std::count(has_gradient.begin(), has_gradient.end(), true) > 0;
   if (placement_ && stepped) placement_->restore_();
   versions_ = versions();
-  clock_.note(start, std::chrono::steady_clock::now());
-  return loss;
 }
 
 void LiftedOptimizer::step_plain_(const std::vector<size_t>& tensors,

@@ -9,6 +9,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "ddc/gauge/action.h"
 #include "ddc/optim/lifted.h"
@@ -16,6 +17,7 @@
 #include "frame/frame.h"
 #include "gauge/gauge_fields.h"
 #include "kernels/tensors.h"
+#include "optim/lifted_snapshot.h"
 
 namespace ddc {
 
@@ -75,6 +77,14 @@ OptionValues read_options(const json& object) {
   return values;
 }
 
+/// Averages of squares may be infinite. Those of heads may be matrices, which have entries of either sign.
+bool is_average(const std::string& key) {
+  return key.ends_with(".exp_avg_sq") || key.ends_with(".second");
+}
+bool is_of_squares(const std::string& key) {
+  return is_average(key) || key.find(".head_sq") != std::string::npos;
+}
+
 /// Refuses what no step leaves behind, and what would make the weights NaN some steps later.
 void check_values(const std::string& key, const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kLong) {
@@ -82,14 +92,10 @@ void check_values(const std::string& key, const at::Tensor& tensor) {
     TORCH_CHECK(count >= 0, "optimizer state '", key, "' must be >= 0, is ", count);
   }
   if (!at::isFloatingType(tensor.scalar_type()) || tensor.numel() == 0) return;
-  const auto field = key.substr(key.rfind('.') + 1);
-  const bool is_average = field == "exp_avg_sq" || field == "second";
-  // The square of a huge gradient may be infinite. Those of heads may be matrices, which have entries of
-  // either sign.
-  const bool of_squares = is_average || key.find(".head_sq") != std::string::npos;
+  const bool of_squares = is_of_squares(key);
   const bool fits = of_squares ? !tensor.isnan().any().item<bool>() : kernels::all_finite({tensor});
   TORCH_CHECK(fits, "optimizer state '", key, "' has NaN ", of_squares ? "" : "or Inf ", "entries");
-  TORCH_CHECK(!is_average || tensor.min().item<double>() >= 0, "optimizer state '", key,
+  TORCH_CHECK(!is_average(key) || tensor.min().item<double>() >= 0, "optimizer state '", key,
               "' has negative entries: it is an average of squares");
 }
 
@@ -272,6 +278,75 @@ OptimizerState LiftedOptimizer::state_dict() const {
     result.tensors[slot.key()] = slot.tensor->detach().clone();
   }
   return result;
+}
+
+LiftedOptimizer::Snapshot::Snapshot(LiftedOptimizer& optimizer) : optimizer_(optimizer) {
+  for (const auto& [name, tensor] : optimizer.parameter_table()) {
+    weights_.emplace_back(tensor.detach(), tensor.detach().clone());
+  }
+  for (const auto& entry : optimizer.state_) states_.insert(entry.first);
+  gauges_ = optimizer.frame_->gauge_states();
+  for (const auto& slot : optimizer.state_slots()) {
+    slots_.push_back({slot.tensor, *slot.tensor, slot.tensor->detach().clone()});
+  }
+}
+
+void LiftedOptimizer::Snapshot::put_back() const {
+  for (const auto& [tensor, value] : weights_) tensor.copy_(value);
+  optimizer_.frame_->gauge_states() = gauges_;
+  for (const auto& [place, tensor, value] : slots_) {
+    *place = tensor;
+    place->copy_(value);
+  }
+  for (auto state = optimizer_.state_.begin(); state != optimizer_.state_.end();) {
+    state = states_.contains(state->first) ? std::next(state) : optimizer_.state_.erase(state);
+  }
+  if (optimizer_.placement_) optimizer_.placement_->loaded();
+  optimizer_.versions_ = optimizer_.versions();
+}
+
+bool LiftedOptimizer::is_huge() {
+  std::vector<at::Tensor> tensors;
+  for (const auto& tensor : frame_->plan().tensors) tensors.push_back(tensor.tensor.detach());
+  for (const auto& slot : state_slots()) {
+    const bool counts =
+        at::isFloatingType(slot.tensor->scalar_type()) && !is_of_squares(slot.key());
+    if (counts) tensors.push_back(*slot.tensor);
+  }
+  return !kernels::none_huge(tensors);
+}
+
+std::string LiftedOptimizer::not_made() const {
+  double largest = 0;
+  std::string source;
+  for (const auto& tensor : frame_->plan().tensors) {
+    const auto& gradient = tensor.tensor.grad();
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    const double size = gradient.abs().max().item<double>();
+    if (size >= largest) source = tensor.name;
+    largest = std::max(largest, size);
+  }
+  std::ostringstream text;
+  text << "; the largest gradient is that of '" << source << "', " << largest
+       << ". The step was not made and nothing was changed";
+  return text.str();
+}
+
+void LiftedOptimizer::check_step(const std::vector<bool>& has_gradient) {
+  const auto& tensors = frame_->plan().tensors;
+  const auto refuse_if = [&](bool refused, const std::string& what) {
+    TORCH_CHECK(!refused, name(), ": the step would make ", what, " NaN or infinite", not_made());
+  };
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    refuse_if(has_gradient[t] && !kernels::all_finite({tensors[t].tensor.detach()}),
+              "'" + tensors[t].name + "'");
+  }
+  for (const auto& slot : state_slots()) {
+    if (!at::isFloatingType(slot.tensor->scalar_type())) continue;
+    refuse_if(is_of_squares(slot.key()) ? slot.tensor->isnan().any().item<bool>()
+                                        : !kernels::all_finite({*slot.tensor}),
+              "its state '" + slot.key() + "'");
+  }
 }
 
 void LiftedOptimizer::reset_state() {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
@@ -376,6 +377,78 @@ def test_gradients_that_are_not_finite_are_refused_and_change_nothing(case, valu
         optimizer.step()
     assert same((weights(model), optimizer.state_dict()), before)
     train(model, optimizer, range(2, 3))
+
+
+# Types with gradients that overflow, at once or when they are squared, and that vanish.
+EXTREMES = [
+    *((torch.float32, size) for size in (1e30, 3e38, 1e-40)),
+    *((torch.float64, size) for size in (1e160, 1.7e308, 1e-310)),
+]
+
+
+@pytest.mark.parametrize("place", ["canonical", "in_place", None])
+@pytest.mark.parametrize(
+    "kind", [ddc.DDCAdam, ddc.DDCMuon, ddc.DDCSgd, ddc.DDCShampoo, ddc.DDCSoap]
+)
+def test_a_step_of_extreme_gradients_is_made_or_leaves_everything_as_it_was(kind, place):
+    treated = {"symmetries": group(), "placement": place} if place else {}
+    if kind is ddc.DDCSgd:
+        treated["momentum"] = 0.9
+    refused = 0
+    for dtype, size in EXTREMES:
+        model, undisturbed = network(dtype), network(dtype)
+        optimizer = kind(model.named_parameters(), lr=1e-2, **treated)
+        other = kind(undisturbed.named_parameters(), lr=1e-2, **treated)
+        train(model, optimizer, range(2))
+        train(undisturbed, other, range(2))
+        for number in range(3):
+            for parameter, twin in zip(model.parameters(), undisturbed.parameters(), strict=True):
+                parameter.grad = torch.full_like(parameter, size).mul_(
+                    torch.randn_like(parameter).sign()
+                )
+                twin.grad = parameter.grad.clone()
+            before = copy.deepcopy(
+                (weights(model), optimizer.state_dict(), str(optimizer.report()))
+            )
+            try:
+                optimizer.step()
+            except RuntimeError as error:
+                assert re.match(f"{kind.__name__}: .*'[013]..*nothing was changed", str(error))
+                assert same(
+                    (weights(model), optimizer.state_dict(), str(optimizer.report())), before
+                )
+                refused += 1
+                assert steps_of_small_gradients(model, optimizer) == steps_of_small_gradients(
+                    undisturbed, other
+                )
+                assert same(weights(model), weights(undisturbed))
+                assert same(optimizer.state_dict(), other.state_dict())
+                break
+            other.step()
+            left = [*model.parameters(), *state_of(optimizer)]
+            assert all(not tensor.isnan().any() for tensor in left), number
+            assert all(tensor.isfinite().all() for tensor in model.parameters()), number
+    assert refused > 0 or kind is not ddc.DDCSgd
+
+
+def steps_of_small_gradients(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """What is said to them: weights may be huge by now."""
+    said = []
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = (
+                torch.linspace(-1, 1, parameter.numel()).to(parameter).view_as(parameter)
+            )
+        try:
+            optimizer.step()
+            said.append("")
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    return chain.from_iterable(entry.values() for entry in optimizer.state.values())
 
 
 # ------------------------------------------------------------------------------------------------

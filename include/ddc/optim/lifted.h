@@ -224,6 +224,8 @@ class LiftedOptimizer : public torch::optim::Optimizer {
     bool momentum = false;
     /// It steps tensors as they are stored.
     bool in_place = false;
+    /// It may throw in the middle of a step, whatever the numbers.
+    bool throws = false;
   };
   /// The name of the optimizer in checkpoints.
   virtual std::string name() const = 0;
@@ -277,7 +279,16 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// What the plan says of a step.
   StepCost planned_cost() const;
   std::vector<StepSettings> check_settings() const;
-  std::vector<bool> check_gradients() const;
+  /// Which tensors have a gradient. Notes whether one is huge.
+  std::vector<bool> check_gradients();
+  void make_step_(const std::vector<bool>& has_gradient, const std::vector<StepSettings>& settings);
+  class Snapshot;
+  /// Throws if the step that was made has left something behind that is not finite.
+  void check_step(const std::vector<bool>& has_gradient);
+  /// The end of a message about a step that was taken back.
+  std::string not_made() const;
+  /// Whether weights or state are so large that a step may overflow.
+  bool is_huge();
   std::string description() const;
 
   std::vector<Gauge> gauges_;
@@ -306,6 +317,8 @@ class LiftedOptimizer : public torch::optim::Optimizer {
     void note(Time start, Time end);
   };
   Clock clock_;
+  /// A step may overflow, by weights, state or gradients: it is tried then, and taken back if it does.
+  bool is_huge_ = false;
   /// State was loaded, and no step made since; with weights at their original place or not.
   bool is_loaded_ = false;
   bool loaded_original_ = false;
