@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
+from random import Random
 from typing import Any
 
 import ddc
@@ -347,3 +353,55 @@ def test_weights_may_be_loaded_after_the_optimizer_is_made(case):
         torch.testing.assert_close(weights(model), weights(reference), rtol=1e-11, atol=1e-11)
         return
     assert same(weights(model), weights(reference))
+
+
+# ------------------------------------------------------------------------------------------------
+# Faults
+
+# Trains to step 40, and saves after every step, as users do: beside the file, and renamed over it.
+TRAINS = """
+import os, sys, torch, ddc
+from optim_support import group, network, train
+
+path, symmetries = sys.argv[1:]
+model = network()
+group = ddc.SymmetryGroup.load(symmetries, model)
+optimizer = ddc.DDCAdam(model.named_parameters(), lr=1e-2, symmetries=group)
+first = 0
+if os.path.exists(path):
+    saved = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    first = saved["step"]
+for step in range(first, 40):
+    train(model, optimizer, range(step, step + 1))
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+    torch.save(state, path + ".new")
+    os.replace(path + ".new", path)
+    print(step, flush=True)
+"""
+
+
+def test_training_that_is_killed_while_it_saves_goes_on_to_the_same_weights(tmp_path):
+    group().save(tmp_path / "group.json")
+    model = network()
+    optimizer = ddc.DDCAdam(model.named_parameters(), lr=1e-2, symmetries=group())
+    train(model, optimizer, range(40))
+    random = Random(0)
+    path = tmp_path / "state.pt"
+    command = [sys.executable, "-c", TRAINS, str(path), str(tmp_path / "group.json")]
+    for killed in (True, True, False):
+        process = subprocess.Popen(
+            command, cwd=Path(__file__).parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for _ in range(random.randint(2, 12) if killed else 0):
+            process.stdout.readline()
+        if killed:
+            time.sleep(random.uniform(0, 5e-3))
+            process.kill()
+        said = process.communicate(timeout=120)[1].decode()
+        assert process.returncode == (-signal.SIGKILL if killed else 0), said
+    saved = torch.load(path, weights_only=True)
+    assert saved["step"] == 40
+    assert same(saved["model"], dict(model.state_dict()))
+    assert same(saved["optimizer"], saved_and_read(optimizer.state_dict()))
