@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src python studies examples benchmarks tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build python wheelhouse test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune docs pictures asan fuzz coverage format lint clean
+.PHONY: help setup build python wheelhouse test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune docs pictures asan tsan fuzz coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -33,11 +33,11 @@ EXTENSION = $(wildcard build/release/python/_C.*.so)
 
 test: build  ## run the tests
 	ctest --preset release
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile tests/python studies/tests/python
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist worksteal tests/python studies/tests/python
 
 test-long: build  ## run the tests that take long: wide sweeps, many steps
 	ctest --preset long
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist loadfile -m long tests/python studies/tests/python
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n $(JOBS) --dist worksteal -m long tests/python studies/tests/python
 
 demo: python  ## find the symmetries of a transformer, and train two copies of one function: AdamW parts them, we do not
 	$(PYTHON) examples/python/quickstart.py --out out/demo
@@ -95,6 +95,11 @@ asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 	cmake --build --preset asan-ubsan -j $(JOBS)
 	ctest --preset asan-ubsan
 
+# Of LibTorch and libgomp nothing is compiled for it: what they call is left out.
+tsan: build/tsan/build.ninja  ## look for data races in what threads may call
+	cmake --build --preset tsan -j $(JOBS) --target ddc_thread_tests
+	OMP_NUM_THREADS=2 TSAN_OPTIONS=ignore_noninstrumented_modules=1 build/tsan/tests/ddc_thread_tests --gtest_brief=1
+
 FUZZ_SECONDS ?= 75
 fuzz: setup-study setup-fuzz  ## fuzz the readers of files, five minutes in all (needs Clang)
 	test -f build/fuzz/build.ninja || cmake --preset fuzz
@@ -117,13 +122,14 @@ format: setup-lint  ## format the sources
 	$(PYTHON) -m ruff format --quiet .
 	$(PYTHON) scripts/reflow.py
 
-lint: build/lint/build.ninja setup-lint  ## check the format and the types of Python, and run clang-tidy
+lint: setup-lint setup-study  ## check the format and the types of Python, and run clang-tidy
 	clang-format --dry-run -Werror $(SOURCES)
 	$(PYTHON) -m ruff format --check --quiet .
 	$(PYTHON) -m ruff check --quiet .
 	$(PYTHON) scripts/reflow.py --check
 	$(PYTHON) -m mypy
-	run-clang-tidy -quiet -j $(JOBS) -p build/lint
+	cmake --preset lint >/dev/null
+	$(PYTHON) .venv/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary .venv/bin/clang-tidy -p build/lint
 
 clean:  ## delete what was built
 	rm -rf build out

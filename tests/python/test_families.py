@@ -15,12 +15,12 @@ sys.path.insert(0, str(ROOT / "examples" / "python"))
 import ddc  # noqa: E402
 import families  # noqa: E402
 from ddc._precision import Float64  # noqa: E402
+from families_support import group_of, model_of  # noqa: E402
 
 
 @pytest.mark.parametrize("family", families.FAMILIES, ids=lambda family: family.name)
 def test_a_family_trains_the_same_wherever_on_its_orbit_it_starts(family: families.Family) -> None:
-    model = families.build(family)
-    group = ddc.discover(model, family.loss)
+    model, group = model_of(family.name), group_of(family.name)
 
     assert families.found(group) == family.expected
     assert group.residual <= group.tolerance < 1e-11

@@ -249,6 +249,7 @@ def mypy(cache: Path, *files: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long  # and `make lint`
 @needs_mypy
 def test_the_package_passes_mypy_strict(cache: Path) -> None:
     # In the package mypy takes optimizers.pyi for optimizers.py.
@@ -272,6 +273,7 @@ ddc.gauges.cross_entropy_shift(model, "weight", layout="io")  # wrong
 """
 
 
+@pytest.mark.long
 @needs_mypy
 def test_type_checkers_see_what_is_wrong_in_a_call(cache: Path, tmp_path: Path) -> None:
     user = tmp_path / "user.py"
