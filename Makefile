@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src python studies examples benchmarks tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build python wheelhouse test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune docs pictures asan tsan fuzz coverage format lint clean
+.PHONY: help setup build python wheelhouse test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune docs pictures asan tsan races fuzz coverage format lint clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -99,6 +99,10 @@ asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 tsan: build/tsan/build.ninja  ## look for data races in what threads may call
 	cmake --build --preset tsan -j $(JOBS) --target ddc_thread_tests
 	OMP_NUM_THREADS=2 TSAN_OPTIONS=ignore_noninstrumented_modules=1 build/tsan/tests/ddc_thread_tests --gtest_brief=1
+
+races: build/release/build.ninja  ## run the kernels of a step under the ThreadSanitizer, on 1 to 8 threads
+	cmake --build --preset release -j $(JOBS) --target kernel_races
+	build/release/tests/kernel_races
 
 FUZZ_SECONDS ?= 75
 fuzz: setup-study setup-fuzz  ## fuzz the readers of files, five minutes in all (needs Clang)

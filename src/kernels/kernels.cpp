@@ -5,15 +5,7 @@
 #include <cmath>
 #include <limits>
 
-// Compiled once per instruction set; which copy runs is decided when the program is loaded.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define DDC_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define DDC_CLONES
-#endif
-#define DDC_INLINE inline __attribute__((always_inline))
-#define DDC_ALWAYS __attribute__((always_inline))
+#include "kernels/clones.h"
 
 namespace ddc::kernels {
 namespace {
@@ -166,8 +158,25 @@ DDC_INLINE T stepped(const Rule& rule, T x, const S* gradient, T factor, T* firs
 template <class Rule, class S, class T>
 DDC_INLINE void flat_loop(const Rule& rule, S* w, const S* g, T* m, T* v, int64_t begin,
                           int64_t end) {
+  // Four lines of memory at a time, and those that come a little later fetched by then.
+  constexpr int64_t kLine = 64 / sizeof(S);
+  constexpr int64_t kBlock = 4 * kLine;
+  constexpr int64_t kAhead = 8 * kLine;
+  const int64_t whole = begin + (end - begin) / kBlock * kBlock;
+  for (int64_t from = begin; from < whole; from += kBlock) {
+    for (int64_t i = from + kAhead; i < from + kAhead + kBlock; i += kLine) {
+      __builtin_prefetch(w + i);
+      if constexpr (Rule::kHasGradient) __builtin_prefetch(g + i);
+      if constexpr (Rule::kState > 0) __builtin_prefetch(m + i);
+      if constexpr (Rule::kState > 1) __builtin_prefetch(v + i);
+    }
 #pragma omp simd
-  for (int64_t i = begin; i < end; ++i) {
+    for (int64_t i = from; i < from + kBlock; ++i) {
+      store(w[i], stepped(rule, load(w[i]), g, T{1}, m, v, i));
+    }
+  }
+#pragma omp simd
+  for (int64_t i = whole; i < end; ++i) {
     store(w[i], stepped(rule, load(w[i]), g, T{1}, m, v, i));
   }
 }
@@ -188,10 +197,17 @@ struct Factors {
   const T* column_inverse;
   const T* out_column;
   T* squares;
+  /// What is taken off, and sums of columns. Where there are any, none of the pointers is null.
+  bool full;
+  T row_shift, pattern;
+  const T* row_pattern;
+  const T* column_shift;
+  T weight[2];
+  T* dots[2];
 };
 
 /// A stretch of a row: in, step, out, in one loop. Returns the sum of squares of what is written to `to`.
-template <bool kColumns, bool kOut, bool kSquares, class Rule, class T>
+template <bool kColumns, bool kOut, bool kSquares, bool kFull = false, class Rule, class T>
 DDC_INLINE T stretch_loop(const Rule& rule, const T* from, T* to, const T* g, T* m, T* v,
                           const Factors<T>& factors, int64_t count) {
   T sum = 0;
@@ -202,9 +218,19 @@ DDC_INLINE T stretch_loop(const Rule& rule, const T* from, T* to, const T* g, T*
   const T* column_inverse = factors.column_inverse;
   const T* out_column = factors.out_column;
   T* squares = factors.squares;
+  const T row_shift = factors.row_shift;
+  const T pattern = factors.pattern;
+  const T* row_pattern = factors.row_pattern;
+  const T* column_shift = factors.column_shift;
+  const T weight0 = factors.weight[0];
+  const T weight1 = factors.weight[1];
+  T* dots0 = factors.dots[0];
+  T* dots1 = factors.dots[1];
 #pragma omp simd reduction(+ : sum)
   for (int64_t j = 0; j < count; ++j) {
-    T x = from[j] * row;
+    T x = from[j];
+    if constexpr (kFull) x = x - row_shift * row_pattern[j] - pattern * column_shift[j];
+    x *= row;
     T inverse = row_inverse;
     if constexpr (kColumns) {
       x *= column[j];
@@ -215,6 +241,10 @@ DDC_INLINE T stretch_loop(const Rule& rule, const T* from, T* to, const T* g, T*
     to[j] = y;
     sum += y * y;
     if constexpr (kSquares) squares[j] += y * y;
+    if constexpr (kFull) {
+      dots0[j] += y * weight0;
+      dots1[j] += y * weight1;
+    }
   }
   return sum;
 }
@@ -222,6 +252,7 @@ DDC_INLINE T stretch_loop(const Rule& rule, const T* from, T* to, const T* g, T*
 template <class Rule, class T>
 DDC_INLINE T stretch(const Rule& rule, const T* from, T* to, const T* g, T* m, T* v,
                      const Factors<T>& f, int64_t count) {
+  if (f.full) return stretch_loop<true, true, true, true>(rule, from, to, g, m, v, f, count);
   if (f.column == nullptr) {
     if (f.out_column == nullptr) {
       return f.squares == nullptr
@@ -315,7 +346,17 @@ class RowsLoop {
  public:
   DDC_INLINE RowsLoop(const Rule& rule, const Stepped<T, T>& matrix, const RowEdges<T>& edges,
                       bool stores)
-      : rule_(rule), matrix_(matrix), e_(edges), stores_(stores) {}
+      : rule_(rule),
+        matrix_(matrix),
+        e_(edges),
+        stores_(stores),
+        full_(edges.row_shift != nullptr || edges.column_shift != nullptr ||
+              (!edges.centres &&
+               (edges.column_dots[0].sums != nullptr || edges.column_dots[1].sums != nullptr))) {
+    std::fill(ones_, ones_ + kChunk, T{1});
+    std::fill(zeros_, zeros_ + kChunk, T{0});
+    std::fill(unused_, unused_ + kChunk, T{0});
+  }
 
   DDC_INLINE void run(int64_t begin, int64_t end) {
     const bool sums_columns = e_.column_squares != nullptr || e_.column_dots[0].sums != nullptr ||
@@ -373,18 +414,40 @@ class RowsLoop {
     return f;
   }
 
-  /// Gathers of a stretch that was stepped what the loop has not.
-  DDC_INLINE void gather(const T* y, int64_t row, int64_t from, int64_t count, T square) const {
+  /// The same with the rest that a loop can do at once: neutral where there is nothing to be done.
+  DDC_INLINE Factors<T> all_factors(int64_t row, int64_t from) {
+    auto f = factors(row, from);
+    const bool gathers = !e_.centres;
+    if (gathers && e_.column_squares != nullptr) f.squares = e_.scratch + from;
+    f.full = full_;
+    if (!full_) return f;
+    if (f.column == nullptr) f.column = f.column_inverse = ones_;
+    if (f.out_column == nullptr) f.out_column = ones_;
+    if (f.squares == nullptr) f.squares = unused_;
+    f.row_shift = e_.row_shift == nullptr ? T{0} : e_.row_shift[row];
+    f.row_pattern = e_.row_shift == nullptr ? zeros_ : e_.row_pattern + from;
+    f.pattern = e_.column_shift == nullptr ? T{0} : e_.column_pattern[row];
+    f.column_shift = e_.column_shift == nullptr ? zeros_ : e_.column_shift + from;
+    for (int k = 0; k < 2; ++k) {
+      const bool sums = gathers && e_.column_dots[k].sums != nullptr;
+      f.weight[k] = sums ? e_.column_dots[k].weights[row] : T{0};
+      f.dots[k] = sums ? e_.scratch + (k + 1) * e_.columns + from : unused_;
+    }
+    return f;
+  }
+
+  DDC_INLINE void gather_rows(const T* y, int64_t row, int64_t from, int64_t count) const {
     for (const auto& dot : e_.row_dots) {
       if (dot.sums != nullptr) dot.sums[row] += dot_of(y, dot.weights + from, count);
     }
-    // What is still to be centred is gathered then.
-    if (!e_.centres) gather_rest(y, row, from, count, square);
   }
 
-  DDC_INLINE void gather_rest(const T* y, int64_t row, int64_t from, int64_t count,
-                              T square) const {
+  DDC_INLINE void gather_square(int64_t row, T square) const {
     if (e_.row_squares != nullptr) e_.row_squares[row] += square;
+  }
+
+  DDC_INLINE void gather_columns(const T* y, int64_t row, int64_t from, int64_t count) const {
+    if (e_.column_squares != nullptr) add_squares(y, from, count);
     for (int k = 0; k < 2; ++k) {
       if (e_.column_dots[k].sums == nullptr) continue;
       T* sums = e_.scratch + (k + 1) * e_.columns + from;
@@ -395,17 +458,17 @@ class RowsLoop {
   }
 
   DDC_INLINE void one(int64_t row, int64_t from, int64_t count) {
-    alignas(64) T shifted[kChunk];
     alignas(64) T unstored[kChunk];
     const int64_t at = row * e_.columns + from;
     const auto state = [&](T* own) { return own == nullptr ? own : own + at; };
-    auto f = factors(row, from);
-    if (e_.column_squares != nullptr && !e_.centres) f.squares = e_.scratch + from;
+    const auto f = all_factors(row, from);
     T* to = stores_ ? matrix_.weights + at : unstored;
     const T* g = matrix_.gradient == nullptr ? nullptr : matrix_.gradient + at;
-    const T square = stretch(rule_, brought_in(row, from, count, shifted), to, g,
-                             state(matrix_.first), state(matrix_.second), f, count);
-    gather(to, row, from, count, square);
+    const T square = stretch(rule_, matrix_.weights + at, to, g, state(matrix_.first),
+                             state(matrix_.second), f, count);
+    gather_rows(to, row, from, count);
+    // What is still to be centred is gathered then.
+    if (!e_.centres) gather_square(row, square);
   }
 
   DDC_INLINE void both(int64_t item, int64_t row, int64_t partner, int64_t from, int64_t count) {
@@ -440,12 +503,14 @@ class RowsLoop {
     } else {
       pair_loop<true, true>(rule_, p, f0, f1, count);
     }
-    if (e_.column_squares != nullptr && !e_.centres) {
-      add_squares(p.to0, from, count);
-      add_squares(p.to1, from, count);
-    }
-    gather(p.to0, row, from, count, p.square0);
-    gather(p.to1, partner, from, count, p.square1);
+    const auto gather = [&](const T* to, int64_t own, T square) DDC_ALWAYS {
+      gather_rows(to, own, from, count);
+      if (e_.centres) return;
+      gather_square(own, square);
+      gather_columns(to, own, from, count);
+    };
+    gather(p.to0, row, p.square0);
+    gather(p.to1, partner, p.square1);
     if (e_.overlap == nullptr) return;
     e_.overlap[item][0] += p.along;
     e_.overlap[item][1] += p.across;
@@ -470,8 +535,8 @@ class RowsLoop {
         y[j] -= mean * pattern[j];
         square += y[j] * y[j];
       }
-      if (e_.column_squares != nullptr) add_squares(y, from, count);
-      gather_rest(y, row, from, count, square);
+      gather_square(row, square);
+      gather_columns(y, row, from, count);
     }
   }
 
@@ -485,23 +550,44 @@ class RowsLoop {
   const Stepped<T, T>& matrix_;
   const RowEdges<T>& e_;
   bool stores_;
+  /// More is done on the way than to multiply and to sum up squares.
+  bool full_;
+  alignas(64) T ones_[kChunk];
+  alignas(64) T zeros_[kChunk];
+  alignas(64) T unused_[kChunk];
 };
 
 DDC_INLINE bool stores(const AdamConstants& /*constants*/) { return true; }
 DDC_INLINE bool stores(const SgdConstants& /*constants*/) { return true; }
 DDC_INLINE bool stores(const MoveConstants& constants) { return constants.store; }
 
-/// Whether all exponents are less than `limit`; others carry into the sign.
+/// Whether all exponents are less than `limit`; others carry into the sign. Read from four places at a time, and
+/// ahead: one stream does not use what memory can give.
 template <class Bits, class T>
 DDC_INLINE bool below_loop(const T* data, int64_t count, Bits exponent, Bits limit) {
   constexpr int kSign = std::numeric_limits<Bits>::digits - 1;
+  constexpr int64_t kStreams = 4;
+  constexpr int64_t kLine = 64 / sizeof(T);
+  constexpr int64_t kBlock = 4 * kLine;
+  constexpr int64_t kAhead = 16 * kLine;
   const auto carry = static_cast<Bits>((Bits{1} << kSign) - limit);
-  Bits found = 0;
-#pragma omp simd reduction(| : found)
-  for (int64_t i = 0; i < count; ++i) {
-    found |= static_cast<Bits>((std::bit_cast<Bits>(data[i]) & exponent) + carry);
+  const auto carried = [&](const T& x) DDC_ALWAYS {
+    return static_cast<Bits>((std::bit_cast<Bits>(x) & exponent) + carry);
+  };
+  alignas(64) Bits found[kBlock] = {};
+  const int64_t stream = count / (kStreams * kBlock) * kBlock;
+  for (int64_t from = 0; from < stream; from += kBlock) {
+    for (int64_t s = 0; s < kStreams; ++s) {
+      const T* block = data + s * stream + from;
+      for (int64_t i = kAhead; i < kAhead + kBlock; i += kLine) __builtin_prefetch(block + i);
+#pragma omp simd
+      for (int64_t i = 0; i < kBlock; ++i) found[i] |= carried(block[i]);
+    }
   }
-  return (found >> kSign) == 0;
+  Bits any = 0;
+  for (const Bits each : found) any |= each;
+  for (int64_t i = kStreams * stream; i < count; ++i) any |= carried(data[i]);
+  return (any >> kSign) == 0;
 }
 
 template <class T>

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <new>
 
 #include "kernels/tensors.h"
 
@@ -18,8 +19,20 @@ constexpr int64_t kParts = 32;
 /// Rows of which a part has a multiple.
 constexpr int64_t kRowsOfPart = 64;
 
+/// Memory from the start of a cache line on: loads that straddle two cost a third of a pass.
 template <class T>
-std::vector<T> converted(const std::vector<double>& values) {
+struct Aligned {
+  using value_type = T;
+  static constexpr std::align_val_t kLine{64};
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
+  void deallocate(T* data, size_t /*count*/) { ::operator delete(data, kLine); }
+  bool operator==(const Aligned& /*other*/) const { return true; }
+};
+template <class T>
+using Numbers = std::vector<T, Aligned<T>>;
+
+template <class T>
+Numbers<T> converted(const std::vector<double>& values) {
   return {values.begin(), values.end()};
 }
 
@@ -31,7 +44,7 @@ std::vector<double> inverses(const std::vector<double>& values) {
 }
 
 template <class T>
-const T* data_of(const std::vector<T>& values) {
+const T* data_of(const Numbers<T>& values) {
   return values.empty() ? nullptr : values.data();
 }
 
@@ -107,7 +120,7 @@ class Rows {
     if (!edges_.overlaps.empty()) {
       rows_of.overlap = reinterpret_cast<double(*)[2]>(edges_.overlaps.data());
     }
-    std::vector<T> scratch;
+    Numbers<T> scratch;
     if (sums_columns()) {
       scratch.resize(static_cast<size_t>(3 * columns_));
       rows_of.scratch = scratch.data();
@@ -150,11 +163,11 @@ class Rows {
   Edges& edges_;
   int64_t size_;
   int64_t columns_;
-  std::vector<T> row_, row_inverse_, column_, column_inverse_;
-  std::vector<T> row_shift_, row_pattern_, column_shift_, column_pattern_;
-  std::vector<T> out_row_, out_column_, centre_pattern_;
+  Numbers<T> row_, row_inverse_, column_, column_inverse_;
+  Numbers<T> row_shift_, row_pattern_, column_shift_, column_pattern_;
+  Numbers<T> out_row_, out_column_, centre_pattern_;
   std::vector<std::array<T, 2>> turns_;
-  std::array<std::vector<T>, 2> row_dots_, column_dots_;
+  std::array<Numbers<T>, 2> row_dots_, column_dots_;
   int64_t per_part_ = 0;
   std::vector<std::pair<int64_t, int64_t>> parts_;
   std::vector<double> parts_of_columns_;

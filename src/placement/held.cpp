@@ -9,6 +9,7 @@
 #include "frame/shift.h"
 #include "frame/sweeps.h"
 #include "gauge/leg_maps.h"
+#include "kernels/heads.h"
 #include "kernels/tensors.h"
 #include "placement/lyapunov.h"
 #include "union_find.h"
@@ -22,10 +23,18 @@ constexpr int kSweeps = 8;
 constexpr int kTurns = 3;
 /// Moves that are rounding in float32.
 constexpr double kFloatTolerance = 1e-6;
+/// Blocks up to this size fit the caches of one core.
+constexpr int64_t kSmall = 256;
 
 /// W s for a matrix that reads s along an axis.
 at::Tensor read(const at::Tensor& matrix, int64_t axis, const at::Tensor& s) {
   return axis == 1 ? matrix.mv(s) : matrix.t().mv(s);
+}
+
+/// Whether linear gauges are held where both Gram matrices are equal, and not where they were found.
+bool is_identity(const at::Tensor& targets) {
+  return !targets.defined() ||
+         (targets == at::eye(targets.size(-1), targets.options())).all().item<bool>();
 }
 
 bool is_double(const Plan& plan, const std::vector<size_t>& gauges) {
@@ -123,8 +132,14 @@ void Held::refresh_() {
     if (set.deferred) set.deferred->resume_();
   }
   degenerate_.clear();
-  for (const auto& state : frame_.gauge_states()) {
+  small_.clear();
+  for (size_t k = 0; k < frame_.gauge_states().size(); ++k) {
+    const auto& gauge = frame_.plan().gauges[k];
+    const auto& state = frame_.gauge_states()[k];
     degenerate_.push_back(!state.bound.all().item<bool>());
+    small_.push_back(gauge.gauge.mixes() && gauge.device().is_cpu() && !degenerate_[k] &&
+                     gauge.gauge.block > 2 && gauge.gauge.block <= kSmall &&
+                     !gauge.gauge.fixes_ones && (!gauge.is_linear() || is_identity(state.target)));
   }
 }
 
@@ -317,7 +332,31 @@ Held::Sides Held::turned(size_t k) const {
   return sides;
 }
 
+void Held::balance_heads_(size_t k, const Sides& turned) {
+  const auto& plan = frame_.plan();
+  const auto& gauge = plan.gauges[k].gauge;
+  const bool balances =
+      plan.gauges[k].is_linear() && !plan.gauges[k].plus.empty() && !plan.gauges[k].minus.empty();
+  if (!balances && !turned.plus.defined() && !turned.minus.defined()) return;
+  const auto sides = balances ? grams(k) : Sides();
+  auto factor = at::empty({gauge.blocks(), gauge.block, gauge.block}, at::kDouble);
+  auto dual = plan.gauges[k].is_linear() ? at::empty_like(factor) : factor;
+  const double rounding = is_double(plan, {k}) ? sweeps::kTolerance : kFloatTolerance;
+  kernels::one_by_one(static_cast<size_t>(gauge.blocks()), [&](size_t block) {
+    const auto of = [&](const at::Tensor& matrices) {
+      return matrices.defined()
+                 ? matrices.data_ptr<double>() + matrices.stride(0) * static_cast<int64_t>(block)
+                 : nullptr;
+    };
+    kernels::find_move({gauge.block, of(sides.plus), of(sides.minus), of(turned.plus),
+                        of(turned.minus), of(factor), dual.is_same(factor) ? nullptr : of(dual)},
+                       rounding);
+  });
+  multiply_(k, factor, dual);
+}
+
 void Held::balance_(size_t k, const Sides& turned) {
+  if (small_[k]) return balance_heads_(k, turned);
   const auto& gauge = frame_.plan().gauges[k];
   auto& state = frame_.gauge_states()[k];
   const auto per_block = state.bound.view({-1, 1, 1});
@@ -353,15 +392,15 @@ void Held::balance_(size_t k, const Sides& turned) {
     }
     factor = factor.defined() ? turn.matmul(factor) : turn;
   }
-  if (factor.defined()) multiply_(k, factor);
+  if (!factor.defined()) return;
+  multiply_(k, factor, gauge.is_linear() ? std::get<0>(at::linalg_inv_ex(factor)).mT() : factor);
 }
 
-void Held::multiply_(size_t k, const at::Tensor& factor) {
+void Held::multiply_(size_t k, const at::Tensor& plus, const at::Tensor& minus) {
   const auto& gauge = frame_.plan().gauges[k];
-  const auto dual = gauge.is_linear() ? std::get<0>(at::linalg_inv_ex(factor)).mT() : factor;
   for (size_t l = 0; l < gauge.legs.size(); ++l) {
     const auto& leg = gauge.legs[l];
-    const auto& matrices = leg.exponent > 0 ? factor : dual;
+    const auto& matrices = leg.exponent > 0 ? plus : minus;
     // A gain along another axis does not matter.
     auto x = leg.gain ? seen(leg.tensor) : frame_.plan().tensors[leg.tensor].tensor.detach();
     leg.blocks->put_(x, matrices.to(x.options()).matmul(leg.blocks->take(x)));

@@ -111,7 +111,10 @@ class Held {
   std::vector<at::Tensor> scale_(const std::vector<size_t>& gauges);
   /// Makes both sides of a linear gauge equal, and undoes what the steps have turned, if that is given.
   void balance_(size_t gauge, const Sides& turned);
-  void multiply_(size_t gauge, const at::Tensor& factor);
+  /// The same block by block, in loops over raw memory.
+  void balance_heads_(size_t gauge, const Sides& turned);
+  /// Multiplies the plus side by one matrix per block, the minus side by another.
+  void multiply_(size_t gauge, const at::Tensor& plus, const at::Tensor& minus);
   at::Tensor shift(size_t gauge) const;
   Squares squares_of(const std::vector<size_t>& gauges) const;
   SectionValue section_of(size_t gauge, const Squares& squares) const;
@@ -129,6 +132,8 @@ class Held {
   std::map<size_t, at::Tensor> gains_;
   /// Per gauge: some of its channels are in a degenerate stratum, and may leave it.
   std::vector<bool> degenerate_;
+  /// Per gauge: its blocks are small matrices on the CPU, held where both Gram matrices are equal.
+  std::vector<bool> small_;
   bool one_pass_;
   std::vector<Set> sets_;
   /// Per tensor: where its moves may be pending; and the same while a step is under way in one pass.

@@ -336,5 +336,81 @@ TEST(Pass, DoesNotDependOnThreadsNorOnCompany) {
   }
 }
 
+/// Entries go through the same operations wherever they stand: in the blocks that a loop is cut into, in what is
+/// left of them, in a matrix with edges that do nothing.
+TEST(Pass, StepsEveryEntryOnItsOwn) {
+  const AdamOptions options{.lr = 1e-2, .weight_decay = 0.1};
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    const int64_t rows = 3;
+    const int64_t columns = 719;
+    const double denormal = type == at::kFloat ? 1e-42 : 1e-312;
+    auto weights = random({rows, columns}, type, 1);
+    auto gradient = random({rows, columns}, type, 2);
+    // Weights and state that are no numbers, or next to nothing, concern nobody else.
+    const std::vector<double> values = {nan, kInfinity, -kInfinity, denormal, -denormal, 0.0, -0.0};
+    for (size_t i = 0; i < values.size(); ++i) {
+      weights.view({-1})[static_cast<int64_t>(97 * i)].fill_(values[i]);
+      gradient.view({-1})[static_cast<int64_t>(97 * i + 1)].fill_(
+          std::isfinite(values[i]) ? values[i] : 0);
+    }
+    const auto stepped = [&](const at::Tensor& x, const at::Tensor& g, kernels::Edges* edges) {
+      auto result = x.clone();
+      auto moments = AdamRule::init({"w", result, {}, {}}, options);
+      moments.exp_avg_sq.view({-1})[0].fill_(nan);
+      kernels::PassEntry entry{result, g, {}, {}, edges};
+      EXPECT_TRUE(AdamRule::in_place(moments, 1, options, entry) && entry.fits());
+      kernels::run({entry});
+      return at::stack({result, moments.exp_avg, moments.exp_avg_sq}).flatten(1);
+    };
+    const auto same = [](const at::Tensor& a, const at::Tensor& b) {
+      return at::where(a == b, 1, 0)
+          .logical_or(a.isnan().logical_and(b.isnan()))
+          .all()
+          .item<bool>();
+    };
+    const auto all = stepped(weights, gradient, nullptr);
+    EXPECT_TRUE(all.slice(1, 2, 97).isfinite().all().item<bool>());
+    for (const int64_t i :
+         {int64_t{1}, int64_t{2}, int64_t{98}, int64_t{1000}, rows * columns - 1}) {
+      const auto x = weights.flatten().slice(0, i, i + 1).clone();
+      const auto g = gradient.flatten().slice(0, i, i + 1).clone();
+      auto moments = AdamRule::init({"w", x, {}, {}}, options);
+      kernels::PassEntry entry{x, g, {}, {}};
+      ASSERT_TRUE(AdamRule::in_place(moments, 1, options, entry));
+      kernels::run({entry});
+      EXPECT_TRUE(same(all[0][i], x[0]) && same(all[2][i], moments.exp_avg_sq[0])) << i;
+    }
+    kernels::Edges edges;
+    EXPECT_TRUE(same(all, stepped(weights, gradient, &edges)));
+    edges.columns.assign(columns, 1);
+    edges.wants_column_squares = true;
+    EXPECT_TRUE(same(all, stepped(weights, gradient, &edges)));
+    edges.column_shift.assign(columns, 0);
+    edges.column_pattern.assign(rows, 1);
+    edges.column_dots[0].weights.assign(rows, 1);
+    edges.out_columns.assign(columns, 1);
+    EXPECT_TRUE(same(all, stepped(weights, gradient, &edges)));
+  }
+}
+
+TEST(Pass, TakesTensorsOfAllShapesAndNoneThatOverlap) {
+  const AdamOptions options;
+  const auto fits = [&](const at::Tensor& tensor) {
+    const auto moments = AdamRule::init({"w", tensor, {}, {}}, options);
+    kernels::PassEntry entry{tensor, at::ones_like(tensor), {}, {}};
+    const bool result = AdamRule::in_place(moments, 1, options, entry) && entry.fits();
+    if (result) kernels::run({entry});
+    return result;
+  };
+  EXPECT_TRUE(fits(at::ones({})));
+  EXPECT_TRUE(fits(at::ones({0})));
+  EXPECT_TRUE(fits(at::ones({3, 0})));
+  EXPECT_TRUE(fits(random({2, 3, 4, 5}, at::kFloat, 1).contiguous(at::MemoryFormat::ChannelsLast)));
+  EXPECT_FALSE(fits(at::ones({3}).expand({4, 3})));
+  EXPECT_FALSE(fits(at::ones({9}).as_strided({3, 3}, {1, 1})));
+  EXPECT_FALSE(fits(random({6, 8}, at::kFloat, 2).slice(1, 0, 4)));
+}
+
 }  // namespace
 }  // namespace ddc::tests

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <cstdint>
+
+// Small matrices that bring one head back: both Gram matrices equal, and turned as it was. The same as in
+// placement/lyapunov.h, which is written in operations of ATen, and stops where rounding begins.
+
+namespace ddc::kernels {
+
+/// What is known of a head, square matrices of float64, and what moves it.
+struct HeadMove {
+  int64_t size = 0;
+  /// Gram matrices of the plus and the minus side. Null: only turned.
+  const double* plus = nullptr;
+  const double* minus = nullptr;
+  /// X_before X_after^T of both sides. Null: there are none. Both null: only balanced.
+  const double* turned_plus = nullptr;
+  const double* turned_minus = nullptr;
+  /// The factor of the plus side and that of the minus side, its inverse transpose. `dual` may be null if
+  /// the head is only turned: then it is the factor.
+  double* factor = nullptr;
+  double* dual = nullptr;
+};
+
+/// Finds the move. Asymmetries below `rounding`, relative to the matrices, are left.
+void find_move(const HeadMove& head, double rounding);
+
+}  // namespace ddc::kernels
