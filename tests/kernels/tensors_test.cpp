@@ -89,6 +89,24 @@ TEST(Kernels, FindWhatIsNotFinite) {
   }
 }
 
+/// In the streams that are read side by side, and in what is left of them.
+TEST(Kernels, FindOneEntryWhereverItIs) {
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    for (const int64_t count : {1, 63, 255, 256, 257, 1025}) {
+      for (int64_t place = 0; place < count; ++place) {
+        auto entries = at::ones({count}, type);
+        entries[place].fill_(place % 2 == 0 ? -kInfinity : std::nan(""));
+        EXPECT_FALSE(kernels::all_finite({entries})) << place << " of " << count;
+        entries[place].fill_(-1e38);
+        EXPECT_TRUE(kernels::all_finite({entries})) << place << " of " << count;
+        EXPECT_FALSE(kernels::none_huge({entries})) << place << " of " << count;
+        entries[place].fill_(1e9);
+        EXPECT_TRUE(kernels::none_huge({entries})) << place << " of " << count;
+      }
+    }
+  }
+}
+
 TEST(Kernels, HandEveryPieceToOneThread) {
   with_threads([] {
     const std::vector<int64_t> counts{0, 1, 16384, 16385, 100000};
