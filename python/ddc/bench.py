@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import fnmatch
 import importlib
 import json
 import os
@@ -213,10 +214,12 @@ def alternating(own: Step, peer: Step, repeats: int, budget: float, per_call: in
     ratios: list[float] = []
     times: list[float] = []
     end = time.perf_counter() + budget
+    before = seconds(peer)
     while len(ratios) < repeats and (len(ratios) < 3 or time.perf_counter() < end):
-        before = seconds(peer)
         times.append(sum(seconds(own) for _ in range(per_call)) / per_call)
-        ratios.append(2 * times[-1] / (before + seconds(peer)))
+        after = seconds(peer)
+        ratios.append(2 * times[-1] / (before + after))
+        before = after
     low, middle, high = statistics.quantiles(ratios, n=4)
     return {
         "ratio": middle,
@@ -298,9 +301,16 @@ class Bench:
         return optimizer.step
 
     def note(
-        self, row: str, own: Step, peer: Step, kind: str = "AdamW(fused=True)", per_call: int = 1
+        self,
+        row: str,
+        make: Callable[[], Step],
+        peer: Step,
+        kind: str = "AdamW(fused=True)",
+        per_call: int = 1,
     ) -> None:
-        record = alternating(own, peer, self.options.repeats, self.options.budget, per_call)
+        if not fnmatch.fnmatch(row, self.options.rows):
+            return
+        record = alternating(make(), peer, self.options.repeats, self.options.budget, per_call)
         self.rows[row] = {**record, "peer": kind}
         low, high = record["quartiles"]
         print(
@@ -332,7 +342,7 @@ class Bench:
             "hold(AdamW), everything every 10": (lambda: self.held(everything, 10), 10),
         }
         for row, (make, per_call) in rows.items():
-            self.note(row, make(), peer, per_call=per_call)
+            self.note(row, make, peer, per_call=per_call)
 
     def muon(self) -> None:
         named = list(with_gradients(self.model).named_parameters())
@@ -352,14 +362,13 @@ class Bench:
 
             return step
 
-        peer = beside(lambda matrices: PlainMuon(matrices))
+        peer = beside(PlainMuon)
         peer()
         kind = "Muon, float32"
-        self.note("Muon, float32, again", beside(lambda m: PlainMuon(m)), peer, kind)
-        self.note("DDCMuon, everything", own.step, peer, kind)
+        self.note("Muon, float32, again", lambda: beside(PlainMuon), peer, kind)
+        self.note("DDCMuon, everything", lambda: own.step, peer, kind)
         if all(p.dim() == 2 for i, (_, p) in enumerate(named) if i not in adam_places):
-            of_torch = beside(lambda m: torch.optim.Muon(m))
-            self.note("torch.optim.Muon, bfloat16", of_torch, peer, kind)
+            self.note("torch.optim.Muon, bfloat16", lambda: beside(torch.optim.Muon), peer, kind)
 
     def training(self) -> None:
         """What everything costs of a training step at 4096 tokens."""
@@ -371,9 +380,11 @@ class Bench:
             nn.functional.cross_entropy(logits, labels).backward()  # type: ignore[no-untyped-call]
             twin.zero_grad()
 
+        row = self.rows.get("DDCAdam, everything")
+        if row is None:
+            return
         pass_()
         whole = statistics.median(seconds(pass_) for _ in range(3)) * 4096 / count
-        row = self.rows["DDCAdam, everything"]
         peer = row["milliseconds"] / row["ratio"] / 1e3
         row["of a training step"] = (whole + row["ratio"] * peer) / (whole + peer)
         print(
@@ -442,7 +453,7 @@ def scaling(options: argparse.Namespace) -> Record:
         own = Bench(name, options)
         peer = own.adamw().step
         peer()
-        own.note(name, own.lifted(own.group).step, peer, per_call=10)
+        own.note(name, lambda: own.lifted(own.group).step, peer, per_call=10)  # noqa: B023
         rows[name] = {**own.rows[name], "gauges": len(own.group)}
     own = Bench("layers 4", options)
     peer = own.adamw().step
@@ -450,7 +461,7 @@ def scaling(options: argparse.Namespace) -> Record:
     for count in range(1, len(kinds) + 1):
         part = own.group.only(*kinds[:count])
         name = f"gauges {len(part)}"
-        own.note(name, own.lifted(part).step, peer, per_call=10)
+        own.note(name, lambda: own.lifted(part).step, peer, per_call=10)  # noqa: B023
         rows[name] = {**own.rows[name], "gauges": len(part)}
     return {"model": "scaling", "threads": torch.get_num_threads(), "rows": rows}
 
@@ -480,6 +491,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--parts", nargs="+", choices=("adam", "muon", "cost"), default=["adam", "muon", "cost"]
+    )
+    parser.add_argument(
+        "--rows", default="*", metavar="PATTERN", help="rows to measure (default: all)"
     )
     parser.add_argument(
         "--groups", type=Path, default=Path("out/bench"), help="folder to keep symmetries in"
