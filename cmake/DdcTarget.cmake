@@ -43,7 +43,7 @@ endfunction()
 
 # ddc_unity(<target> [ALONE <source>...]): compiles six sources of a directory at a time, so that the
 # headers of LibTorch are read and instantiated once for all. Names in unnamed namespaces then meet:
-# sources that use one for different things are ALONE. clang-tidy wants all of them so: DDC_UNITY=OFF.
+# sources that use one for different things are ALONE. clang-tidy reads the batches too.
 option(DDC_UNITY "Compile sources in batches" ON)
 function(ddc_unity target)
   cmake_parse_arguments(PARSE_ARGV 1 given "" "" ALONE)

@@ -46,7 +46,7 @@ for goal in "$@"; do
     docs) requirements+=(requirements-docs.txt) ;;
     lint)
       requirements+=(requirements-test.txt requirements-lint.txt)
-      need_command clang-format; need_command clang-tidy; need_command run-clang-tidy clang-tidy ;;
+      need_command clang-format ;;
     coverage) need_command gcovr ;;
     fuzz) need_command clang++-16 clang-16; need_package libclang-rt-16-dev ;;
     bench) requirements+=(requirements-test.txt); need_package libbenchmark-dev ;;

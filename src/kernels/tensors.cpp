@@ -11,6 +11,10 @@
 
 #include "kernels/kernels.h"
 
+#ifdef __SANITIZE_THREAD__
+#include <sanitizer/tsan_interface.h>
+#endif
+
 namespace ddc::kernels {
 namespace {
 
@@ -62,19 +66,40 @@ bool fits_matrix(const at::Tensor& tensor) {
   return tensor.dim() == 2 && fits(tensor) && tensor.is_contiguous();
 }
 
+namespace {
+
+// ThreadSanitizer knows nothing of the fork and join of libgomp, which is not compiled with it: it is told of them by
+// the addresses of indices.
+void release([[maybe_unused]] void* indices, [[maybe_unused]] int64_t count) {
+#ifdef __SANITIZE_THREAD__
+  for (int64_t i = 0; i < count; ++i) __tsan_release(static_cast<int64_t*>(indices) + i);
+#endif
+}
+void acquire([[maybe_unused]] void* indices, [[maybe_unused]] int64_t count) {
+#ifdef __SANITIZE_THREAD__
+  for (int64_t i = 0; i < count; ++i) __tsan_acquire(static_cast<int64_t*>(indices) + i);
+#endif
+}
+
+}  // namespace
+
 /// An iterator over indices is ATen's compiled way to its threads.
 void for_each_index(int64_t count, const std::function<void(int64_t)>& work) {
   auto indices = at::arange(count, at::kLong);
   auto iterator = at::TensorIterator::nullary_op(indices);
+  release(indices.data_ptr<int64_t>(), count);
   iterator.for_each(
       [&](char** data, const int64_t* strides, int64_t inner, int64_t outer) {
+        acquire(data[0], 1);
         for (int64_t j = 0; j < outer; ++j) {
           for (int64_t i = 0; i < inner; ++i) {
             work(*reinterpret_cast<const int64_t*>(data[0] + i * strides[0] + j * strides[1]));
           }
         }
+        release(data[0], 1);
       },
       /*grain_size=*/1);
+  acquire(indices.data_ptr<int64_t>(), count);
 }
 
 void in_pieces(const std::vector<int64_t>& counts,

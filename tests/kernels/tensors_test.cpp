@@ -107,6 +107,23 @@ TEST(Kernels, FindOneEntryWhereverItIs) {
   }
 }
 
+TEST(Kernels, FindWhatIsHuge) {
+  for (const auto type : {at::kFloat, at::kDouble, at::kBFloat16}) {
+    const auto fine = random({40000}, type, 7);
+    const auto below = at::full({}, kernels::kHuge * (1 - 1.0 / 128), type);
+    EXPECT_TRUE(kernels::none_huge({fine, below, -below, at::full({}, 1e-40, type)}));
+    EXPECT_TRUE(kernels::none_huge({fine.slice(0, 0, 40000, 3)}));
+    for (const double huge : {kernels::kHuge, 1e30, 3e38, kInfinity, std::nan("")}) {
+      for (const int64_t place : {0, 17, 39999}) {
+        auto broken = fine.clone();
+        broken[place].fill_(-huge);
+        EXPECT_FALSE(kernels::none_huge({fine, broken})) << huge << " at " << place;
+        EXPECT_FALSE(kernels::none_huge({broken.slice(0, 0, 40000, place == 17 ? 17 : 39999)}));
+      }
+    }
+  }
+}
+
 TEST(Kernels, HandEveryPieceToOneThread) {
   with_threads([] {
     const std::vector<int64_t> counts{0, 1, 16384, 16385, 100000};

@@ -642,3 +642,9 @@ def test_a_file_in_the_way_is_named(tmp_path):
     result = ddc("run", RELU, *TINY, "--steps", 20, "--out", tmp_path / "out" / "run")
     assert result.returncode == FAILURE
     assert str(tmp_path / "out") in result.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_named():
+    result = ddc("run", RELU, *TINY, "--steps", 20, "--out", "/proc/run")  # not even by root
+    assert result.returncode == FAILURE
+    assert "/proc/run" in result.stderr
