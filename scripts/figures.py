@@ -285,8 +285,8 @@ def one_step() -> None:
     ]
     for row, (number, text) in enumerate(legend):
         y = 110 + 24 * row
-        parts.append(f'<text class="soft" x="520" y="{y}">{number}</text>')
-        parts.append(f'<text class="ink small" x="538" y="{y}">{text}</text>')
+        parts.append(f'<text class="soft" x="500" y="{y}">{number}</text>')
+        parts.append(f'<text class="ink small" x="518" y="{y}">{text}</text>')
     write("step.svg", 770, 420, "One step in folded coordinates", parts)
 
 
