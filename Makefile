@@ -3,7 +3,8 @@ PYTHON := .venv/bin/python
 SOURCES = $(shell find include src python studies examples benchmarks tests -name '*.h' -o -name '*.cpp')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build python wheelhouse test test-long demo experiments results figures discovery-cost step-memory generated bench families fine-tune docs pictures asan tsan races fuzz coverage format lint clean
+# All targets that help lists are names, not files.
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -15,6 +16,9 @@ setup-%:
 
 build: build/release/.tests python  ## build everything: the library, the Python package, the studies, the tests
 	cmake --build --preset release -j $(JOBS)
+
+library: build/release/build.ninja  ## build the library alone, to install it (cmake --install build/release --prefix PREFIX)
+	cmake --build --preset release -j $(JOBS) --target ddc
 
 python: build/release/build.ninja  ## build the library and the Python package, and install it into .venv
 	cmake --build --preset release -j $(JOBS) --target ddc_python

@@ -37,6 +37,9 @@ need_command python3
 if [ ! -x .venv/bin/python ] && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
   missing+=(python3-venv)
 fi
+# So are its headers.
+python3 -c 'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null ||
+  missing+=(python3-dev)
 for goal in "$@"; do
   case "$goal" in
     build) ;;
