@@ -10,8 +10,8 @@ mkdir wheelhouse
 cp dist/ddc-*.whl wheelhouse
 own=$(.venv/bin/python -c 'import sys; print(sys.version_info.minor)')
 for minor in 11 12 13 14; do
-  python=$(command -v "python3.$minor") || continue
-  [ "$minor" != "$own" ] || continue
+  python=python3.$minor
+  [ "$minor" != "$own" ] && "$python" -c 'import ensurepip, venv' 2>/dev/null || continue
   environment=build/wheelhouse/3.$minor
   [ -x "$environment/bin/python" ] || "$python" -m venv "$environment"
   pip=("$environment/bin/python" -m pip --quiet --disable-pip-version-check)
