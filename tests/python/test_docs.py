@@ -202,3 +202,10 @@ def test_anchors_are_there(page):
 
 def test_the_public_surface_stays_small():
     assert len(list((ROOT / "include" / "ddc").rglob("*.h"))) <= 40
+
+
+def test_the_readme_is_one_screen_to_a_decision():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 120
+    script = blocks(ROOT / "README.md", "python")[0]
+    assert len(script.splitlines()) <= 12
