@@ -3,8 +3,8 @@
     python benchmarks/quality.py --results FILE            # makes the runs that are missing
     python benchmarks/quality.py --results FILE --table    # prints what there is
 
-The model is an unmodified Hugging Face Llama (4 layers, 4 heads, --width) on the King James text of
-Debian's package bible-kjv-text. A seed fixes the initialisation and the batches, so that arms of one
+The model is an unmodified Hugging Face Llama (4 layers, 4 heads, --width) on the King James text, which
+`scripts/setup.sh data` writes. A seed fixes the initialisation and the batches, so that arms of one
 seed are paired. A learning rate is the best of three with the first seed. A finished run is one line
 of the results file; a study that was stopped goes on with what is not in it. The symmetries are
 searched for once, and kept beside it.
@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +28,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-KING_JAMES = Path("/usr/lib/bible.data")
+KING_JAMES = Path("out/data/king_james.txt")
 # Quantiles of Student's distribution that one value of twenty exceeds, by degrees of freedom.
 STUDENT = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833}
 
@@ -155,27 +154,11 @@ TIERS = (("Muon", "main"), ("Adam", "main"), ("Muon", "other"), ("Adam", "other"
 
 
 def king_james(path: Path = KING_JAMES) -> str:
-    """The text that Debian's package packs in windows, each in the code of Unix `compress`."""
     if not path.exists():
         raise FileNotFoundError(
-            f"no King James text at {path}: apt-get install bible-kjv-text, or name a file (--text)"
+            f"no King James text at {path}: write it (scripts/setup.sh data), or name a file (--text)"
         )
-    data = path.read_bytes()
-    if not data.startswith(b"EC02"):
-        return data.decode()
-
-    def number(at: int) -> int:
-        return int.from_bytes(data[at : at + 4], "big")
-
-    windows = number(88)
-    starts = [number(92 + 4 * i) for i in range(windows + 1)]
-    header = b"\x1f\x9d\x90"
-    unpack = ["gzip", "-dc"]
-    parts = (
-        subprocess.run(unpack, input=header + data[a:b], capture_output=True, check=True).stdout
-        for a, b in zip(starts, starts[1:], strict=False)
-    )
-    return b"".join(parts).decode()
+    return path.read_text()
 
 
 class Text:
