@@ -104,7 +104,7 @@ tsan: build/tsan/build.ninja  ## look for data races in what threads may call
 	cmake --build --preset tsan -j $(JOBS) --target ddc_thread_tests
 	OMP_NUM_THREADS=2 TSAN_OPTIONS=ignore_noninstrumented_modules=1 build/tsan/tests/ddc_thread_tests --gtest_brief=1
 
-races: build/release/build.ninja  ## run the kernels of a step under the ThreadSanitizer, on 1 to 8 threads
+races: build/release/.tests  ## run the kernels of a step under the ThreadSanitizer, on 1 to 8 threads
 	cmake --build --preset release -j $(JOBS) --target kernel_races
 	build/release/tests/kernel_races
 
