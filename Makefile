@@ -80,10 +80,10 @@ generated: python  ## write what is made from declarations: python/ddc/optimizer
 	$(PYTHON) scripts/stubs.py
 	$(PYTHON) scripts/options_table.py > docs/reference/options.md
 
-families: python  ## find the symmetries of transformers' and timm's models, and write docs/reference/families.md
+families: setup-test python  ## find the symmetries of transformers' and timm's models, and write docs/reference/families.md
 	$(PYTHON) examples/python/families.py --write docs/reference/families.md
 
-fine-tune: python  ## fine-tune two copies of a pretrained model, and write out/fine_tune.html
+fine-tune: setup-test setup-study python  ## fine-tune two copies of a pretrained model, and write out/fine_tune.html
 	$(PYTHON) examples/python/fine_tune.py
 
 docs: setup-docs setup-pages  ## build the site of the documentation in out/site, check it, and make pictures of its pages in out/screenshots
