@@ -155,7 +155,9 @@ def name_of(code: str) -> str:
         return ""
     plumbing = r"^(?:(?:class|struct) \w+;|template <.*>)$|^requires\(.*?\)\)? (?=const|\w+ )"
     code = re.sub(plumbing, "", code, flags=re.M)
-    if found := re.search(r"^(?:struct|class|enum class|using|concept|namespace) (\w+)", code, re.M):
+    if found := re.search(
+        r"^(?:struct|class|enum class|using|concept|namespace) (\w+)", code, re.M
+    ):
         return found[1]
     if found := re.search(r"(\w+|operator\W+)\(", code):
         return found[1]

@@ -435,7 +435,7 @@ class SymmetryGroup:
         if path is not None:
             write_whole(path, picture.page(self, title).encode())
         elif picture.in_notebook():
-            from IPython.display import HTML, display  # type: ignore[import-not-found]
+            from IPython.display import HTML, display
 
             display(HTML(picture.embedded(self, title)))
         else:
