@@ -87,30 +87,30 @@ struct CompletenessOptions {
 };
 
 /// Counts the directions in which the parameters that require gradients can be moved without any batch
-/// noticing (`structural_kernel`), and how many of them are orbits of `gauges`. Tied parameters count
-/// once, parameters that do not require gradients hold still. Throws, naming the gauge, if one of them
+/// noticing (`structural_kernel`), and how many of them are tangents of orbits of `gauges`. Tied parameters
+/// count once, parameters that do not require gradients are fixed. Throws, naming the gauge, if one of them
 /// moves what the loss sees.
 ///
-/// Directions are told apart as far as the precision of the model allows. In float64 a norm's eps of 1e-5
-/// is enough for the scale of a residual stream to be seen; in float32 it is not, and the scale counts as
-/// unexplained.
+/// **Precision.** Directions are distinguished as far as the type of the model allows. In float64 a norm's eps
+/// of 1e-5 shows the scale of a residual stream; in float32 it does not, and the scale counts as unexplained.
 ///
-/// The estimate is an upper bound, and no matrix is stored for it: about fifteen vectors of all parameters in
-/// float64. It draws random vectors, takes out the orbits, and then, one iteration after the other, what the
-/// loss sees; directions that it sees but little are found late. More iterations lower the bound; one of a
-/// few dimensions says that nothing large is missing, not what is. It needs the outputs and operations that
-/// can be differentiated forward.
+/// **Overlaps.** `explained` is the sum of the gauges' dimensions less their overlaps: sums of tangents of
+/// several gauges that cancel, and elements that move what does not require gradients. Overlaps are counted
+/// one by one; beyond 16 they are estimated from 16 random vectors.
 ///
-/// An iteration evaluates batches that have, between them, 1.5 outputs per parameter: fewer could not tell
-/// all parameters apart. Its cost therefore grows with the square of their number. What `work` does not pay
-/// for is not done, down to no iteration at all; `method` is "estimate after 12 iterations", and ends with
-/// ": too loose to tell" if the bound is above a fifth of all parameters and more iterations would lower
-/// it. (For transformers of 10^4 parameters and more expect that. The gauges are checked and counted all the same.)
-/// After no iteration `unexplained` is all that is not explained or dead, and `per_tensor` is empty.
+/// **The estimate** is an upper bound. It stores no matrix, but about fifteen vectors of all parameters in
+/// float64. It draws random vectors, projects out the orbits, and then, one iteration after the other, what
+/// the loss sees; directions that the loss sees weakly are found late. It needs the outputs, and operations
+/// that can be differentiated forward.
 ///
-/// `explained` is the sum of the gauges' dimensions less their overlaps: sums of tangents of several
-/// gauges that cancel, and elements that move what does not require gradients. Overlaps are counted one
-/// by one; beyond 16 they are estimated from 16 random vectors.
+/// **Its cost.** One iteration costs O(parameters^2): it needs 1.5 outputs per parameter, as fewer could not
+/// distinguish all parameters. `work` caps first the probes, then the iterations, possibly to none.
+///
+/// **Reading it.** More iterations lower the bound. A bound of a few dimensions says that nothing large is
+/// missing, and not what is. `method` is "exact", or "estimate after 12 iterations", and ends with ": too loose
+/// to tell" if the bound is above a fifth of all parameters and more would lower it (for transformers, expect
+/// that from 10^4 parameters on). Without iterations `unexplained` is all that is neither explained nor dead,
+/// and `per_tensor` is empty.
 Completeness completeness(const std::vector<Gauge>& gauges, const Parameters& params,
                           const Evaluate& evaluate, const CompletenessOptions& options = {});
 
