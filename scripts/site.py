@@ -117,7 +117,7 @@ def as_markdown(comment: str, deeper: int) -> str:
         if line.startswith("#"):
             line = "#" * deeper + line
         elif not line.startswith("    "):
-            line = line if "`" in line else re.sub(r"([<>_]|\*(?!\w)(?<!\w\*))", r"\\\1", line)
+            line = line if "`" in line else re.sub(r"([<>_]|(?<!\*)\*(?![\w*])(?<!\w\*))", r"\\\1", line)
         result.append(line)
     return "\n".join(result)
 
