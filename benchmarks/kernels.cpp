@@ -12,6 +12,7 @@
 #include <cstdlib>
 
 #include "ddc/linalg/polar_factor.h"
+#include "kernels/heads.h"
 #include "kernels/pass.h"
 #include "kernels/tensors.h"
 
@@ -128,6 +129,28 @@ void Edged(benchmark::State& state) {
   count(state, model, kBytesOfAdam);
 }
 BENCHMARK(Edged)->DenseRange(0, 5)->Unit(benchmark::kMillisecond);
+
+/// Both sides of a head after a step of a thousandth, balanced and turned back as for float32 weights.
+void MoveOfHead(benchmark::State& state) {
+  const int64_t size = state.range(0);
+  const auto before = random({size, 6 * size}).to(at::kDouble);
+  const auto moved = [&] { return before + random({size, 6 * size}).mul_(1e-3); };
+  const auto plus = moved();
+  const auto minus = moved();
+  const auto p = plus.mm(plus.t());
+  const auto m = minus.mm(minus.t());
+  const auto turned_plus = before.mm(plus.t());
+  const auto turned_minus = before.mm(minus.t());
+  auto factor = at::empty_like(p);
+  auto dual = at::empty_like(p);
+  for (auto _ : state) {
+    kernels::find_move({size, p.const_data_ptr<double>(), m.const_data_ptr<double>(),
+                        turned_plus.const_data_ptr<double>(), turned_minus.const_data_ptr<double>(),
+                        factor.mutable_data_ptr<double>(), dual.mutable_data_ptr<double>()},
+                       /*rounding=*/1e-6);
+  }
+}
+BENCHMARK(MoveOfHead)->Arg(32)->Arg(64)->Arg(128)->Unit(benchmark::kMicrosecond);
 
 void ManySmall(benchmark::State& state) {
   const Model model(1, 256, 1000);
