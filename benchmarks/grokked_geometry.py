@@ -32,9 +32,9 @@ ARMS = {
     "long-muon": ["muon", "--steps", "5000", "--keep", "1000", *MUON],
     "long-ddc-muon": ["ddc-muon", "--steps", "5000", "--keep", "1000", *MUON],
 }  # fmt: skip
-# Exact Fisher matrices of 512 of the training pairs, of blocks that are small enough for all eigenvalues.
-BLOCKS = {"norms": "layers.0.*_norm.*", "biases": "layers.0.mlp.*.bias"}
-METERS = ["activations", *(f"fisher:tensors={block},samples=512" for block in BLOCKS.values())]
+# Of the exact Fisher matrix of 512 of the training pairs, a block that is small enough for all eigenvalues.
+BLOCK = "layers.0.mlp_norm.*"
+METERS = ["activations", f"fisher:tensors={BLOCK},samples=512"]
 COLUMNS = {
     "step": "steps",
     "test_accuracy": "test accuracy",
@@ -45,8 +45,10 @@ COLUMNS = {
     "activations[layers.0.mlp.up].never_on": "units never on",
     "activations[layers.0.mlp.up].dead_directions": "dead directions",
     "activations[layers.0.mlp.up].axis_alignment": "axis alignment",
-    **{f"fisher[{block}].smallest": f"smallest, {name}" for name, block in BLOCKS.items()},
-    **{f"fisher[{block}].zeros": f"zeros, {name}" for name, block in BLOCKS.items()},
+    "activations[layers.0.mlp.up].gate_dead": "gate-dead units",
+    f"fisher[{BLOCK}].smallest": "smallest eigenvalue",
+    f"fisher[{BLOCK}].zeros": "zeros",
+    f"fisher[{BLOCK}].log_determinant": "log-determinant",
 }
 
 
