@@ -100,13 +100,10 @@ asan: build/asan-ubsan/build.ninja  ## run the C++ tests under the sanitizers
 	ctest --preset asan-ubsan
 
 # Of LibTorch and libgomp nothing is compiled for it: what they call is left out.
-tsan: build/tsan/build.ninja  ## look for data races in what threads may call
-	cmake --build --preset tsan -j $(JOBS) --target ddc_thread_tests
+tsan: build/tsan/build.ninja  ## look for data races in what threads may call, and in the kernels of a step
+	cmake --build --preset tsan -j $(JOBS) --target ddc_thread_tests kernel_races
+	build/tsan/tests/kernel_races
 	OMP_NUM_THREADS=2 TSAN_OPTIONS=ignore_noninstrumented_modules=1 build/tsan/tests/ddc_thread_tests --gtest_brief=1
-
-races: build/release/.tests  ## run the kernels of a step under the ThreadSanitizer, on 1 to 8 threads
-	cmake --build --preset release -j $(JOBS) --target kernel_races
-	build/release/tests/kernel_races
 
 FUZZ_SECONDS ?= 75
 fuzz: setup-study setup-fuzz  ## fuzz the readers of files, five minutes in all (needs Clang)

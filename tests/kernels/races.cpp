@@ -1,4 +1,4 @@
-// A pass on threads that the ThreadSanitizer knows: `make races`. LibTorch's own threads come from an OpenMP that
+// A pass on threads that the ThreadSanitizer knows: `make tsan`. LibTorch's own threads come from an OpenMP that
 // it does not, so the work is dealt out here; what is written to is decided in kernels/pass.cpp all the same.
 
 #include <ATen/ATen.h>
