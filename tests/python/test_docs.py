@@ -5,16 +5,19 @@ import re
 import shlex
 from pathlib import Path
 
-import pages
 import pytest
-import torch
 import yaml
 from ddc.__main__ import _parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=named)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -73,75 +76,6 @@ def test_commands_in_python_are_parsed():
     assert seen > 1
 
 
-# ---- Code -----------------------------------------------------------------------------------------
-
-# Pages that are programs of their own: all of their code runs, and prints what they say.
-PROGRAMS = sorted([*(ROOT / "docs/tutorials").glob("*.md"), *(ROOT / "docs/howto").glob("*.md")])
-PROGRAMS = [page for page in PROGRAMS if page.stem not in ("cpp", "experiments")]
-PROGRAMS.append(ROOT / "README.md")
-# Pages whose code is parts of a program, with what comes before them.
-PARTS = [
-    ROOT / "docs" / name for name in ("reference/python.md", "explanation/geometry.md", "paper.md")
-]
-BEFORE = """
-import ddc, torch
-from torch import nn
-from torch.nn import functional as F
-
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)).double()
-params = list(model.named_parameters())
-batches = [(torch.randn(24, 3).double(), torch.randint(3, (24,))) for _ in range(4)]
-loader = batches
-
-def loss(model, batch):
-    inputs, labels = batch
-    return F.cross_entropy(model(inputs), labels)
-
-group = ddc.discover(model, loss, batches=batches)
-"""
-
-
-def named(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    state, seed = torch.get_default_dtype(), torch.random.get_rng_state()
-    yield tmp_path
-    torch.set_default_dtype(state)
-    torch.random.set_rng_state(seed)
-
-
-@pytest.mark.parametrize("page", PROGRAMS, ids=named)
-def test_a_page_prints_what_it_says(page, folder):
-    shown = 0
-    for block in pages.run(page, folder):
-        if block.shown is None:
-            assert block.printed == "", block.code
-        else:
-            shown += 1
-            assert pages.alike(block.shown, block.printed), block.printed
-    assert shown > 0
-
-
-@pytest.mark.parametrize("page", PARTS, ids=named)
-def test_the_code_of_a_page_runs(page, folder):
-    names = {}
-    pages.run_python(BEFORE, "before", names)
-    ran = [pages.run_python(code, named(page), names) for code in blocks(page, "python")]
-    assert ran
-
-
-def test_numbers_are_compared():
-    assert pages.alike("loss 0.123 of 5\n", "loss  0.124 of 5\n")
-    assert pages.alike("residual 3e-16\n", "residual 8e-15\n")
-    for other in ("loss 0.2 of 5", "loss 0.123 of 6", "cost 0.123 of 5", "loss 0.123", ""):
-        assert not pages.alike("loss 0.123 of 5\n", other)
-
-
 # ---- C++ ------------------------------------------------------------------------------------------
 
 
@@ -175,18 +109,18 @@ def test_every_page_is_in_the_navigation():
         pass
 
     config = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)
-    named: set[str] = set()
+    listed: set[str] = set()
 
     def walk(entry):
         if isinstance(entry, str):
-            named.add(entry)
+            listed.add(entry)
         else:
             for inside in entry.values() if isinstance(entry, dict) else entry:
                 walk(inside)
 
     walk(config["nav"])
     pages_there = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")}
-    assert pages_there | {"reference/headers/index.md"} == named
+    assert pages_there | {"reference/headers/index.md"} == listed
 
 
 @every_page
