@@ -116,8 +116,8 @@ def as_markdown(comment: str, deeper: int) -> str:
     for line in comment.splitlines():
         if line.startswith("#"):
             line = "#" * deeper + line
-        elif not line.startswith("    "):
-            line = line if "`" in line else re.sub(r"([<>_]|(?<!\*)\*(?![\w*])(?<!\w\*))", r"\\\1", line)
+        elif not line.startswith("    ") and "`" not in line:
+            line = re.sub(r"([<>_]|(?<!\*)\*(?![\w*])(?<!\w\*))", r"\\\1", line)
         result.append(line)
     return "\n".join(result)
 
