@@ -501,6 +501,7 @@ void bind_makers(py::module_& module) {
           "(``lifted``): the root of the mean square over channels; for a rotation, the angle.");
   publish("Report", "Report of an optimizer: what is bound. A table when printed.");
   publish("GaugeReport", "Report on one gauge: how it is bound, and what the last step corrected.");
+  publish("StepCost", "Cost of the steps of an optimizer, in bytes, operations and seconds.");
   for (const auto* name : {"Gauge", "Leg", "Reading"}) {
     module.attr(name).attr("__module__") = "ddc";
   }

@@ -29,6 +29,7 @@ from ddc._C import (
     Reading,
     Refusal,
     Report,
+    StepCost,
     Verdict,
 )
 from ddc.audit import Audit, audit
@@ -66,6 +67,7 @@ __all__ = [
     "Reading",
     "Refusal",
     "Report",
+    "StepCost",
     "SymmetryGroup",
     "TensorDifference",
     "Verdict",
