@@ -132,6 +132,8 @@ lint: setup-lint setup-study  ## check the format and the types of Python, and r
 	$(PYTHON) -m ruff format --check --quiet .
 	$(PYTHON) -m ruff check --quiet .
 	$(PYTHON) scripts/reflow.py --check
+	! grep -rnE --include=*.h --include=*.cpp --include=*.py '^ *(//+|#|""") *Of ' \
+	  include src python studies tests examples benchmarks scripts
 	$(PYTHON) -m mypy
 	cmake --preset lint >/dev/null
 	$(PYTHON) .venv/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary .venv/bin/clang-tidy -p build/lint

@@ -32,7 +32,7 @@ ARMS = {
     "long-muon": ["muon", "--steps", "5000", "--keep", "1000", *MUON],
     "long-ddc-muon": ["ddc-muon", "--steps", "5000", "--keep", "1000", *MUON],
 }  # fmt: skip
-# Of the exact Fisher matrix of 512 of the training pairs, a block that is small enough for all eigenvalues.
+# A block of the exact Fisher matrix of 512 training pairs that is small enough for all eigenvalues.
 BLOCK = "layers.0.mlp_norm.*"
 METERS = ["activations", f"fisher:tensors={BLOCK},samples=512"]
 COLUMNS = {

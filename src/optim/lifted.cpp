@@ -208,7 +208,7 @@ StepCost LiftedOptimizer::planned_cost() const {
       if (field->defined()) cost.bytes += 2 * static_cast<double>(field->nbytes());
     }
   }
-  // Of gauges that mix channels: the overlap with the weights before, Gram matrices of linear ones, and the move.
+  // Gauges that mix channels: the overlap with the weights before, Gram matrices of linear ones, and the move.
   for (const auto& gauge : frame().plan().gauges) {
     if (!gauge.gauge.mixes() || gauge.projects(Projection::never)) continue;
     const double share = 1.0 / static_cast<double>(gauge.treatment.every.value_or(1));

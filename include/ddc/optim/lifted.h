@@ -306,7 +306,7 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   Parameters found_;
   /// Versions of the weights as the optimizer left them.
   std::vector<int64_t> versions_;
-  /// Of the last steps.
+  /// Times of the last steps.
   struct Clock {
     using Time = std::chrono::steady_clock::time_point;
     std::optional<Time> last_end;
