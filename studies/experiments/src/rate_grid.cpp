@@ -12,7 +12,7 @@
 namespace ddc::experiments {
 namespace {
 
-/// Meter and place of a metric "meter[place].observable"; empty for others.
+/// Place and observable of a metric "meter[place].observable"; empty for others.
 std::pair<std::string, std::string> cell_of(const std::string& metric) {
   const auto open = metric.find('[');
   const auto close = metric.find("].");
