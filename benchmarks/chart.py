@@ -104,7 +104,9 @@ def tables(records: list[dict[str, Any]]) -> str:
         "MB of the plan, everything": lambda r, c: c["plan bytes"] / 1e6,
         "GFlop of the plan": lambda r, c: c["plan flops"] / 1e9,
         "roofline, ms": lambda r, c: c["roofline milliseconds"],
-        "measured, ms": lambda r, c: r["rows"]["DDCAdam, everything"]["milliseconds"],
+        "measured, ms": lambda r, c: (
+            r["rows"].get("DDCAdam, everything", {}).get("milliseconds", float("nan"))
+        ),
         "copy, GB/s": lambda r, c: r["ceilings"]["copy bytes/s"] / 1e9,
         "products in float32, GFlop/s": lambda r, c: r["ceilings"]["float32 flops/s"] / 1e9,
         "products in float64, GFlop/s": lambda r, c: r["ceilings"]["float64 flops/s"] / 1e9,
