@@ -11,6 +11,7 @@ import argparse
 import copy
 import pathlib
 import resource
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -567,7 +568,14 @@ MORE = [
         "Mamba",
         causal("Mamba", **DECODER | MAMBA),
         next_token,
-        {"VO linear GL(2)": 2, "norm scale (R+)^6": 2, "relu rescale (R+)^6": 2},
+        {
+            "VO linear GL(2)": 2,
+            "norm scale (R+)^6": 2,
+            "relu rescale (R+)^6": 2,
+            "relu rescale (R+)^3": 2,
+        },
+        missing="One scale per layer goes from all of C and D to the output: as a whole, beside one "
+        "of each channel.",
     ),
     Family(
         "T5",
@@ -586,7 +594,13 @@ MORE = [
         "RNN",
         lambda: Recurrent(nn.RNN),
         next_of_plain,
-        {"QK linear GL(5)": 1, "CE row shift R^6": 1, "CE bias shift R": 1, "bias exchange R^6": 1},
+        {
+            "QK linear GL(5)": 1,
+            "CE row shift R^6": 1,
+            "CE bias shift R": 1,
+            "bias exchange R^6": 1,
+            "embedding exchange R^5": 1,
+        },
     ),
     Family(
         "LSTM",
@@ -597,13 +611,20 @@ MORE = [
             "CE row shift R^6": 1,
             "CE bias shift R": 1,
             "bias exchange R^24": 1,
+            "embedding exchange R^5": 1,
         },
     ),
     Family(
         "GRU",
         lambda: Recurrent(nn.GRU),
         next_of_plain,
-        {"QK linear GL(5)": 1, "CE row shift R^6": 1, "CE bias shift R": 1},
+        {
+            "QK linear GL(5)": 1,
+            "CE row shift R^6": 1,
+            "CE bias shift R": 1,
+            "bias exchange R^12": 1,
+            "embedding exchange R^5": 1,
+        },
     ),
     Family(
         "nn.TransformerEncoder, norm first",
@@ -686,8 +707,9 @@ MORE = [
         causal("Mixtral", **MOE, num_local_experts=3),
         next_token,
         {
+            "residual rotation O(8)": 1,
+            "glu rescale (R+)^18": 2,
             "norm scale (R+)^8": 5,
-            "glu rescale (R+)^6": 2,
             "VO linear GL(4)^2": 2,
             "QK plane scale (R+)^4": 2,
             "QK torus SO(2)^4": 2,
@@ -700,8 +722,9 @@ MORE = [
         causal("Qwen3Moe", **MOE, num_experts=3, moe_intermediate_size=6, norm_topk_prob=True),
         next_token,
         {
+            "residual rotation O(8)": 1,
+            "glu rescale (R+)^18": 2,
             "norm scale (R+)^8": 5,
-            "glu rescale (R+)^6": 2,
             "VO linear GL(4)^2": 2,
             "diagonal linear (R+)^2": 2,
             "residual mean shift R^8": 2,
@@ -713,9 +736,10 @@ MORE = [
         causal("Olmoe", **MOE | TWO_HEADS, num_experts=3),
         next_token,
         {
+            "residual rotation O(8)": 1,
             "VO linear GL(4)^2": 2,
+            "glu rescale (R+)^18": 2,
             "norm scale (R+)^8": 5,
-            "glu rescale (R+)^6": 2,
             "diagonal linear (R+)^4": 2,
             "residual mean shift R^8": 2,
             "CE row shift R^8": 1,
@@ -726,22 +750,32 @@ MORE = [
         causal("DeepseekV3", **LATENT),
         next_token,
         {
+            "residual rotation O(8)": 1,
             "residual rotation O(6)": 2,
             "residual rotation O(5)": 2,
-            "QK linear GL(4)": 2,
+            "QK linear GL(4)": 4,
             "VO linear GL(4)^2": 2,
+            "glu rescale (R+)^24": 1,
             "norm scale (R+)^8": 5,
             "norm scale (R+)^6": 2,
-            "glu rescale (R+)^6": 3,
+            "glu rescale (R+)^6": 2,
             "norm scale (R+)^5": 2,
             "CE row shift R^8": 1,
         },
+        missing="4 are turns and scales of the rotary part of keys, which is one for all heads, "
+        "with that of the queries: planes at places that the search does not look at "
+        "together. 16 are in the first layer, and were not traced.",
     ),
     Family(
         "Gemma 3",
         gemma3,
         next_token,
-        {"glu rescale (R+)^10": 2, "norm scale (R+)^8": 4, "VO linear GL(4)^2": 2},
+        {
+            "glu rescale (R+)^10": 2,
+            "norm scale (R+)^8": 4,
+            "VO linear GL(4)^2": 2,
+            "diagonal linear (R+)^2": 2,
+        },
     ),
     Family(
         "Mamba-2",
@@ -809,7 +843,7 @@ MORE = [
         {
             "norm kernel shift R^8": 9,
             "norm kernel shift R^10": 2,
-            "norm shift exchange R^8": 4,
+            "norm shift exchange R^8": 6,
             "QK linear GL(4)^2": 3,
             "VO linear GL(4)^2": 3,
             "norm scale (R+)^8": 6,
@@ -820,6 +854,7 @@ MORE = [
             "embedding exchange R^8": 1,
             "value bias exchange R^8": 3,
         },
+        missing="It is a shift of the last norm, whose reader is the embedding and has no bias.",
     ),
     Family(
         "CLIP",
@@ -833,6 +868,7 @@ MORE = [
             "VO linear GL(4)^2": 4,
             "norm scale (R+)^8": 10,
             "QK plane scale R+": 2,
+            "QK rotation O(5)": 1,
             "residual mean shift R^11": 1,
             "residual mean shift R^5": 2,
             "residual mean shift R^8": 4,
@@ -843,10 +879,11 @@ MORE = [
             "embedding exchange R^16": 1,
             "embedding exchange R^8": 1,
             "value bias exchange R^8": 4,
+            "length R+": 2,
         },
-        missing="10 rotations of the space that both projections write to, 21 of the text's residual "
-        "stream and 16 shifts of the last norms, whose readers have no bias, and 2 lengths of "
-        "the projections, which no block of theirs has; 1 was not traced.",
+        missing="21 rotations of the text's residual stream and 16 shifts of the last norms, whose "
+        "readers have no bias: they would have to move the norms' shifts along with the "
+        "weights; 1 was not traced.",
     ),
     Family(
         "Swin",
@@ -906,12 +943,10 @@ MORE = [
             "norm scale (R+)^6": 1,
             "relu rescale (R+)^4": 1,
             "norm scale (R+)^4": 1,
-            "residual mean shift R": 3,
+            "residual mean shift R^2": 3,
             "CE row shift R^4": 1,
             "CE bias shift R": 1,
         },
-        missing="GroupNorm takes out a mean per group, and the biases before it are shifted by one "
-        "number.",
     ),
     Family(
         "DiT",
@@ -955,7 +990,7 @@ MORE = [
             lambda: peft.VeraConfig(r=4, target_modules=["q_proj"]),
         ),
         next_token,
-        {},
+        {"pair scale R+": 2},
     ),
 ]
 
@@ -1045,7 +1080,7 @@ float64. Written by
   are trained for 20 steps (lr 1e-2), each with its own gradients; the largest difference of losses
   and predictions, relative.
 - **s**, **MB**: processor time of discovery without the count, and how much more memory the process had
-  at its peak.
+  at its peak. (In a process of its own; empty where it was not.)
 - **as shipped**: that of DDCAdam with all that the model's own code rounds to float32 in a float64
   model. (transformers' RMSNorms and rotary angles do. The other columns are in float64 throughout.)
 
@@ -1059,12 +1094,26 @@ def peak_memory() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def row(family: Family) -> tuple[str, str]:
-    """The family's row of the table, and what is to be said below it."""
+def cost(family: Family) -> tuple[float, int]:
+    """Seconds and bytes that discovery takes. A peak is one of a process: each family wants its own."""
     model = build(family)
     memory, start = peak_memory(), time.process_time()
     ddc.discover(model, family.loss)
-    cost = time.process_time() - start, peak_memory() - memory
+    return time.process_time() - start, peak_memory() - memory
+
+
+def cost_in_its_own_process(family: Family) -> tuple[float, int]:
+    command = [sys.executable, __file__, "--cost", family.name]
+    seconds, memory = subprocess.run(
+        command, check=True, capture_output=True, text=True
+    ).stdout.split()[-2:]
+    return float(seconds), int(memory)
+
+
+def row(family: Family) -> tuple[str, str]:
+    """The family's row of the table, and what is to be said below it."""
+    model = build(family)
+    seconds, memory = cost_in_its_own_process(family)
     group = ddc.discover(model, family.loss, completeness=True)
     completeness = group.completeness
     assert completeness is not None, group.notes
@@ -1085,8 +1134,8 @@ def row(family: Family) -> tuple[str, str]:
         f"{completeness.explained} of {total}",
         f"{100 * completeness.explained / total:.1f}%",
         *(f"{difference:.0e}" for difference in differences),
-        f"{cost[0]:.1f}",
-        f"{cost[1] / 2**20:.0f}",
+        f"{seconds:.1f}",
+        f"{memory / 2**20:.0f}",
     ]
     counts = []
     if completeness.explained < total:
@@ -1107,6 +1156,7 @@ def main() -> None:
     parser.add_argument(
         "names", nargs="*", help="families whose rows are to be written anew; all if none is named"
     )
+    parser.add_argument("--cost", action="store_true", help="print seconds and bytes of a search")
     arguments = parser.parse_args()
     known = [family.name for family in FAMILIES + MORE]
     for name in set(arguments.names) - set(known):
@@ -1115,13 +1165,16 @@ def main() -> None:
     for family in FAMILIES + MORE:
         if arguments.names and family.name not in arguments.names:
             continue
+        if arguments.cost:
+            print(*cost(family))
+            continue
         print(family.name, file=sys.stderr)
         rows[family.name] = row(family)
         if arguments.write:
             path = pathlib.Path(arguments.write)
             kept = read(path.read_text(), known) if path.exists() else {}
             path.write_text(table(kept | rows, known))
-    if not arguments.write:
+    if not (arguments.write or arguments.cost):
         print(table(rows, known))
 
 

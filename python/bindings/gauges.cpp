@@ -73,6 +73,9 @@ through : Reading, optional
     Norm through which the tensor reads.
 head_size : int
     The axis consists of attention heads of this size, which Muon steps one by one. 0: it does not.
+stacked : bool
+    For scales: the tensor is a stack along its first axis, as the experts of a layer are, and
+    ``channel_of`` has an entry for every pair of an index of the first axis and one of ``axis``.
 )";
 
 constexpr const char* kGaugeDoc =
@@ -128,14 +131,14 @@ void bind_gauges(py::module_& module) {
   py::class_<Leg>(module, "Leg", kLegDoc)
       .def(py::init([](std::string tensor, int64_t axis, double exponent,
                        std::vector<int64_t> channel_of, double offset,
-                       const std::optional<Reading>& through, int64_t head_size) {
+                       const std::optional<Reading>& through, int64_t head_size, bool stacked) {
              return Leg{
-                 std::move(tensor),           axis,     exponent, std::move(channel_of), offset,
-                 through.value_or(Reading{}), head_size};
+                 std::move(tensor),           axis,      exponent, std::move(channel_of), offset,
+                 through.value_or(Reading{}), head_size, stacked};
            }),
            py::arg("tensor"), py::arg("axis") = 0, py::arg("exponent") = 1.0, py::kw_only(),
            py::arg("channel_of") = std::vector<int64_t>{}, py::arg("offset") = 0.0,
-           py::arg("through") = py::none(), py::arg("head_size") = 0)
+           py::arg("through") = py::none(), py::arg("head_size") = 0, py::arg("stacked") = false)
       .def_readonly("tensor", &Leg::tensor)
       .def_readonly("axis", &Leg::axis)
       .def_readonly("exponent", &Leg::exponent)
@@ -143,6 +146,7 @@ void bind_gauges(py::module_& module) {
       .def_readonly("offset", &Leg::offset)
       .def_readonly("through", &Leg::through)
       .def_readonly("head_size", &Leg::head_size)
+      .def_readonly("stacked", &Leg::stacked)
       .def(
           "__eq__", [](const Leg& a, const Leg& b) { return a == b; }, py::is_operator())
       .def("__hash__", [](const Leg& leg) { return hash_of(leg.tensor, leg.axis); })

@@ -20,6 +20,7 @@ bool can_mix(const Search& search, const ScaleMatch& match) {
   bool minus = false;
   for (const auto& piece : match.matches.front()) {
     if (std::abs(piece.exponent) != 1 || piece.offset != 0 || piece.run != 1) return false;
+    if (search.slot(piece.slot).stacked) return false;
     if (search.is_vector(piece.slot)) continue;
     (piece.exponent > 0 ? plus : minus) = true;
   }
@@ -87,6 +88,23 @@ Gauge with_channels(const Search& search, const ScaleMatch& match, Action action
   return gauge;
 }
 
+namespace {
+
+/// Says that axes consist of heads, of those that do.
+void cut_heads_(const Search& search, const ScaleMatch& match, int64_t size, Gauge& gauge) {
+  for (auto& leg : gauge.legs) {
+    const size_t slot = search.slot_of(leg.tensor, leg.axis);
+    const bool tiled = std::ranges::all_of(match.matches, [&](const auto& pieces) {
+      return std::ranges::all_of(pieces, [&](const Piece& piece) {
+        return piece.slot != slot || piece.first % match.view.size == 0;
+      });
+    });
+    if (tiled && search.slot(slot).size % size == 0) leg.head_size = size;
+  }
+}
+
+}  // namespace
+
 void Search::find_blocks() {
   std::vector<size_t> which;
   std::vector<Gauge> whole;
@@ -124,7 +142,7 @@ void Search::find_blocks() {
   for (size_t k = 0; k < candidates.size(); ++k) {
     if (charges[k] > probe.zero()) continue;
     const auto block = candidates[k].block;
-    for (auto& leg : candidates[k].legs) leg.head_size = block;
+    cut_heads_(*this, scales[candidate_of[k]], block, candidates[k]);
     if (std::find(head_sizes.begin(), head_sizes.end(), block) == head_sizes.end()) {
       head_sizes.push_back(block);
     }
@@ -188,9 +206,7 @@ void Search::find_plane_gauges() {
     const auto& first = tensor_of(match.matches.front().front().slot).name;
     const auto add = [&](Gauge gauge, const char* suffix) {
       gauge.name = first + ":" + suffix;
-      if (can_mix(*this, match)) {
-        for (auto& leg : gauge.legs) leg.head_size = view.size;
-      }
+      if (can_mix(*this, match)) cut_heads_(*this, match, view.size, gauge);
       candidates.push_back(std::move(gauge));
     };
     add(with_channels(*this, match, Action::scale, 1, view.planes(),
@@ -251,7 +267,8 @@ Pieces free_pieces(const Search& search, int64_t size) {
   Pieces pieces;
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& slot = search.slot(k);
-    if (slot.size % size != 0 || search.is_vector(k) || search.is_null(slot.tensor)) continue;
+    if (slot.stacked || slot.size % size != 0 || search.is_vector(k)) continue;
+    if (search.is_null(slot.tensor)) continue;
     if (!search.is_free(k, 0, slot.size)) continue;
     if (search.probe.is_large() && !forgets_scale(search, k, size)) continue;
     Gauge gauge;
@@ -409,7 +426,16 @@ void Search::add_null_biases() {
 
 void Search::find_rotations() {
   std::set<int64_t> tried;
-  for (const int64_t n : head_sizes) {
+  // Heads, and spaces that several layers write to and whose scale is forgotten (CLIP's).
+  auto sizes = head_sizes;
+  std::map<int64_t, int64_t> forgetting;
+  for (size_t k = 0; k < probe.slots().size(); ++k) {
+    const auto& here = slot(k);
+    if (is_vector(k) || here.stacked || here.size < 2 || !is_free(k, 0, here.size)) continue;
+    if (is_null(here.tensor) || !forgets_scale(*this, k, here.size)) continue;
+    if (++forgetting[here.size] == 2) sizes.push_back(here.size);
+  }
+  for (const int64_t n : sizes) {
     if (n < 2 || !tried.insert(n).second) continue;
     const auto pieces = free_pieces(*this, n);
     if (pieces.slots.size() < 2) continue;

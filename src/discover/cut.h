@@ -19,6 +19,8 @@ struct Cut {
   bool look_only = false;
   /// Worth many batches.
   bool hinted = false;
+  /// Look at stacks of matrices, and at nothing else; or at no stacks.
+  bool stacks = false;
 };
 
 /// Finds the relations at one cut and marks what they explain. True if there were any.

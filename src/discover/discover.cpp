@@ -350,6 +350,7 @@ Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& s
   search.find_shifts();
   search.find_exchanges();
   search.find_lone_scales();
+  search.find_pairs_of_scales();
   for (auto& gauge : search.gauges) label_(search, gauge);
   Candidates result;
   std::map<size_t, std::vector<Gauge>> guesses;

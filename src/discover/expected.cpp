@@ -96,12 +96,13 @@ void add_rescales(const Search& search, std::vector<Gauge>& result) {
   }
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& in = search.slot(k);
-    if (search.is_vector(k) || in.size < 2 || !search.is_free(k, 0, in.size)) continue;
+    if (in.stacked || search.is_vector(k) || in.size < 2 || !search.is_free(k, 0, in.size))
+      continue;
     if (stream.count(in.size) > 0 || search.tensor_of(k).tensor.dim() < 2) continue;
     for (size_t j = k + 1; j < search.probe.slots().size(); ++j) {
       const auto& out = search.slot(j);
       if (out.tensor == in.tensor || out.size != in.size || out.axis != 1 - in.axis) continue;
-      if (search.is_vector(j) || out.tensor > in.tensor + neighbourhood) continue;
+      if (out.stacked || search.is_vector(j) || out.tensor > in.tensor + neighbourhood) continue;
       Gauge gauge;
       gauge.kind = "relu rescale";
       gauge.name = search.tensor_of(k).name + ":rescale";

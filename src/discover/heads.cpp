@@ -18,7 +18,7 @@ std::vector<int64_t> divisors_of_free_axes(const Search& search) {
   std::set<int64_t> sizes;
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const int64_t size = search.slot(k).size;
-    if (search.is_vector(k) || !search.is_free(k, 0, size)) continue;
+    if (search.slot(k).stacked || search.is_vector(k) || !search.is_free(k, 0, size)) continue;
     for (int64_t n = 2; n < size; ++n) {
       if (size % n == 0) sizes.insert(n);
     }

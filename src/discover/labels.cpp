@@ -23,7 +23,7 @@ bool is_gated(const Search& search, const Gauge& gauge) {
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& slot = search.slot(k);
     const auto& tensor = search.tensor_of(k);
-    if (slot.axis != leg.axis || tensor.tensor.sizes() != in.sizes()) continue;
+    if (slot.stacked || slot.axis != leg.axis || tensor.tensor.sizes() != in.sizes()) continue;
     const bool own = std::any_of(gauge.legs.begin(), gauge.legs.end(),
                                  [&](const Leg& other) { return other.tensor == tensor.name; });
     if (own || !search.is_free(k, 0, slot.size)) continue;

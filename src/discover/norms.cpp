@@ -78,6 +78,8 @@ Gauge shift_exchange(const Gain& gain, int64_t size) {
   gauge.channels = only_mean ? 1 : size;
   gauge.legs = {{.tensor = gain.shift}};
   for (const auto& reader : gain.readers) {
+    // What a key gains where it has no bias is the same for all tokens, and not seen.
+    if (reader.bias.empty()) continue;
     gauge.legs.push_back(
         {.tensor = reader.weight, .axis = reader.axis, .through = {.bias = reader.bias}});
   }
@@ -272,7 +274,7 @@ void Search::find_gain_gauges() {
   }
   for (auto& gain : gains) {
     const bool biases =
-        std::all_of(gain.readers.begin(), gain.readers.end(),
+        std::any_of(gain.readers.begin(), gain.readers.end(),
                     [](const Gain::Reader& reader) { return !reader.bias.empty(); });
     if (gain.shift.empty() || gain.on_output || !biases) continue;
     const int64_t size = probe.params()[gain.shift].tensor.size(0);

@@ -13,6 +13,12 @@
 #include "noise.h"
 
 namespace ddc {
+
+double root_mean_square(const at::Tensor& values) {
+  const double norm = at::linalg_vector_norm(values, 2, {}, false, at::kDouble).item<double>();
+  return norm / std::sqrt(static_cast<double>(std::max<int64_t>(values.numel(), 1)));
+}
+
 namespace {
 
 /// Gradients of tensors with at most so many entries are kept as they are.
@@ -32,14 +38,10 @@ double epsilon_of(at::ScalarType type) {
                              : std::numeric_limits<float>::epsilon();
 }
 
-/// Sum over all axes but one.
-at::Tensor sum_except(const at::Tensor& values, int64_t axis) {
-  return values.movedim(axis, 0).reshape({values.size(axis), -1}).sum(1);
-}
-
-double root_mean_square(const at::Tensor& values) {
-  const double norm = at::linalg_vector_norm(values, 2, {}, false, at::kDouble).item<double>();
-  return norm / std::sqrt(static_cast<double>(std::max<int64_t>(values.numel(), 1)));
+/// Sum over all axes but the slot's.
+at::Tensor sum_except(const at::Tensor& values, const Slot& slot) {
+  const auto front = slot.stacked ? values.movedim(slot.axis, 1) : values.movedim(slot.axis, 0);
+  return front.reshape({slot.size, -1}).sum(1);
 }
 
 /// How large the entries of a tensor usually are. Single large ones (biases of units that are switched
@@ -95,6 +97,12 @@ Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed, Restore
       scale_offset_.push_back(scale_offset_.back() + tensor.size(axis));
       shift_offset_.push_back(shift_offset_.back() + tensor.numel() / tensor.size(axis));
     }
+    for (int64_t axis = 1; tensor.dim() == 3 && tensor.size(0) > 1 && axis < 3; ++axis) {
+      const int64_t size = tensor.size(0) * tensor.size(axis);
+      slots_.push_back({index, axis, size, /*stacked=*/true});
+      scale_offset_.push_back(scale_offset_.back() + size);
+      shift_offset_.push_back(shift_offset_.back());
+    }
     small_offset_.push_back(small_offset_.back() + (is_small(index) ? tensor.numel() : 0));
     ++index;
   }
@@ -131,7 +139,7 @@ void Probe::balance() {
     const at::NoGradGuard no_grad;
     const auto charge = [&](const Slot& slot) {
       const auto& [name, tensor] = parameter(slot.tensor);
-      return root_mean_square(sum_except(tensor.detach() * slopes[name].tensor, slot.axis));
+      return root_mean_square(sum_except(tensor.detach() * slopes[name].tensor, slot));
     };
     std::vector<Charges> result;
     for (const auto& pair : all) {
@@ -232,10 +240,13 @@ void Probe::draw(int64_t wanted) {
       };
       const auto product = weight.detach() * gradient;
       const auto size = gradient.abs();
-      for (int64_t axis = 0; axis < weight.dim(); ++axis, ++slot) {
-        put(scale, scale_offset_[slot], sum_except(product, axis));
-        if (keep_shift) put(shift, shift_offset_[slot], gradient.sum(axis));
-        shift_scale.push_back(root_mean_square(size.sum(axis)));
+      for (; slot < slots_.size() && slots_[slot].tensor == k; ++slot) {
+        const auto& here = slots_[slot];
+        put(scale, scale_offset_[slot], sum_except(product, here));
+        shift_scale.push_back(here.stacked ? 0 : root_mean_square(size.sum(here.axis)));
+        if (keep_shift && !here.stacked) {
+          put(shift, shift_offset_[slot], gradient.sum(here.axis));
+        }
       }
       if (is_small(k)) put(small, small_offset_[k], gradient);
       rms.push_back(root_mean_square(gradient));
@@ -252,9 +263,9 @@ at::Tensor Probe::totals() const {
   std::vector<at::Tensor> columns;
   size_t slot = 0;
   for (size_t k = 0; k < params_.size(); ++k) {
-    const auto dim = parameter(k).tensor.dim();
-    columns.push_back(dim > 0 ? scale_charge(slot).sum(1) : at::zeros({batches()}, at::kDouble));
-    slot += static_cast<size_t>(dim);
+    const bool has_slots = slot < slots_.size() && slots_[slot].tensor == k;
+    columns.push_back(has_slots ? scale_charge(slot).sum(1) : at::zeros({batches()}, at::kDouble));
+    while (slot < slots_.size() && slots_[slot].tensor == k) ++slot;
   }
   return at::stack(columns, 1);
 }

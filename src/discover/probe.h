@@ -14,12 +14,17 @@
 
 namespace ddc {
 
-/// One axis of one parameter.
+/// One axis of one parameter; of what may be a stack of matrices also the pairs of its first axis and
+/// another.
 struct Slot {
   size_t tensor;  ///< index into the table
   int64_t axis;
-  int64_t size;
+  int64_t size;  ///< of all pairs
+  bool stacked = false;
 };
+
+/// Root of the mean square of all entries.
+double root_mean_square(const at::Tensor& values);
 
 /// Gradients of a model at a generic point, and what discovery reads off them.
 ///

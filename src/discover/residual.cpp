@@ -32,7 +32,8 @@ std::vector<Gauge> legs_of_stream(const Search& search, int64_t size) {
   const auto& params = search.probe.params();
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& slot = search.slot(k);
-    if (slot.size < size || slot.size >= 2 * size || search.is_null(slot.tensor)) continue;
+    if (slot.stacked || slot.size < size || slot.size >= 2 * size) continue;
+    if (search.is_null(slot.tensor)) continue;
     // A latent vector may be a part of what a layer makes: its first coordinates, or its last.
     const std::set<int64_t> starts = {0, slot.size - size};
     for (const int64_t start : starts) {
@@ -48,7 +49,6 @@ std::vector<Gauge> legs_of_stream(const Search& search, int64_t size) {
   for (const auto& gain : search.gains) {
     if (params[gain.gain].tensor.size(0) != size || gain.seen_by_others) continue;
     for (const auto& reader : gain.readers) {
-      if (params[reader.weight].tensor.dim() > 2) continue;
       Reading reading{.gain = gain.gain, .gain_offset = gain.offset};
       if (!gain.shift.empty() && !reader.bias.empty()) {
         reading.shift = gain.shift;

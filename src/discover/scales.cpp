@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <set>
 #include <tuple>
@@ -169,21 +170,58 @@ bool has_single(const Signature& signature) {
   });
 }
 
+/// Where pieces of a size may begin. What does not divide an axis is looked for at its end (the B and C of a state
+/// space), and at the ends of equal parts of it (heads of which a part has no rotary embedding).
+std::vector<int64_t> starts_of(int64_t axis, int64_t size, bool anywhere) {
+  std::set<int64_t> starts;
+  if (axis % size == 0) {
+    for (int64_t first = 0; first < axis; first += size) starts.insert(first);
+  } else if (anywhere) {
+    for (int64_t first = axis - size; first >= 0; first -= size) starts.insert(first);
+  }
+  for (int64_t parts = 1; anywhere && axis / parts > size; ++parts) {
+    const int64_t part = axis / parts;
+    if (axis % parts != 0 || part % size == 0) continue;
+    for (int64_t j = 0; j < parts; ++j) {
+      starts.insert(j * part);
+      starts.insert((j + 1) * part - size);
+    }
+  }
+  return {starts.begin(), starts.end()};
+}
+
+/// Whether the relation of pieces holds at a place beside them as well.
+bool goes_on(const Search& search, const std::vector<Piece>& pieces, int64_t place) {
+  at::Tensor sum;
+  at::Tensor size;
+  for (const auto& piece : pieces) {
+    const int64_t index = piece.first + place;
+    if (index < 0 || index >= search.slot(piece.slot).size) return false;
+    const auto charge = search.probe.scale_charge(piece.slot).select(1, index) * piece.exponent;
+    sum = sum.defined() ? sum + charge : charge;
+    size = size.defined() ? size + charge.abs() : charge.abs();
+  }
+  return sum.abs().max().item<double>() <= search.probe.zero() * size.max().item<double>();
+}
+
 std::vector<Column> columns_of(const Search& search, const Cut& cut) {
   std::vector<Column> columns;
   const int64_t n = cut.view.size;
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& slot = search.slot(k);
-    if (slot.size % n != 0 || search.is_null(slot.tensor)) continue;
+    if (slot.stacked != cut.stacks) continue;
+    const bool anywhere = !cut.whole_axes && !cut.stacks && !search.probe.is_large();
+    if (slot.size < n || search.is_null(slot.tensor)) continue;
+    if (slot.size % n != 0 && !anywhere) continue;
     const int64_t count = slot.size / n;
     if (count > cut.most_pieces && !cut.whole_axes) continue;
     if (count <= cut.most_pieces) {
-      for (int64_t j = 0; j < count; ++j) {
-        if (search.is_free(k, j * n, n)) columns.push_back({{.slot = k, .first = j * n}});
+      for (const int64_t first : starts_of(slot.size, n, anywhere)) {
+        if (search.is_free(k, first, n)) columns.push_back({{.slot = k, .first = first}});
       }
     }
-    if (!cut.whole_axes || !search.is_free(k, 0, slot.size)) continue;
-    if (count > 1) columns.push_back({{.slot = k, .first = 0, .run = count}});
+    if (slot.size % n != 0 || !search.is_free(k, 0, slot.size)) continue;
+    if (cut.whole_axes && count > 1) columns.push_back({{.slot = k, .first = 0, .run = count}});
     if (count == 1 && search.is_vector(k) && search.probe.is_small(slot.tensor)) {
       columns.push_back({{.slot = k, .first = 0}, /*gradient=*/true});
     }
@@ -227,14 +265,31 @@ bool find_at(Search& search, const Cut& cut) {
   const auto relations = sparse_relations(at::stack(values, 1), position, options);
   std::map<Signature, std::vector<std::vector<Piece>>> of_signature;
   std::vector<Signature> order;
+  std::map<size_t, std::set<int64_t>> taken;
   for (const auto& relation : relations) {
     auto pieces = pieces_of(search, relation, columns, cut.view.size);
     if (!pieces) continue;
     orient_(search, *pieces);
+    // A piece that begins anywhere is all of what is related, and not a part of a longer one.
+    const bool anywhere = std::ranges::any_of(
+        *pieces, [&](const Piece& piece) { return piece.first % cut.view.size != 0; });
+    if (anywhere && (goes_on(search, *pieces, cut.view.size) || goes_on(search, *pieces, -1))) {
+      continue;
+    }
+    // Each coordinate is in one piece.
+    const bool crosses = std::ranges::any_of(*pieces, [&](const Piece& piece) {
+      return std::ranges::any_of(taken[piece.slot], [&](int64_t first) {
+        return first != piece.first && std::abs(first - piece.first) < cut.view.size;
+      });
+    });
+    if (crosses) continue;
     const auto signature = signature_of(*pieces);
     // Whole axes, and the parts of fused ones, take part once each.
     const bool repeated = std::adjacent_find(signature.begin(), signature.end()) != signature.end();
     if (cut.whole_axes ? repeated : !has_single(signature)) continue;
+    for (const auto& piece : *pieces) {
+      if (piece.run == 1) taken[piece.slot].insert(piece.first);
+    }
     if (of_signature.count(signature) == 0) order.push_back(signature);
     of_signature[signature].push_back(*pieces);
   }
@@ -253,26 +308,59 @@ bool find_at(Search& search, const Cut& cut) {
   return !order.empty();
 }
 
+namespace {
+
+/// One scale for every unit of every expert. What scales so has none for the units of all experts together.
+void find_stacked_scales(Search& search) {
+  std::set<int64_t> lengths;
+  for (const auto& slot : search.probe.slots()) {
+    const auto& tensor = search.probe.parameter(slot.tensor).tensor;
+    if (slot.stacked && tensor.size(slot.axis) > 1) lengths.insert(tensor.size(slot.axis));
+  }
+  const size_t before = search.scales.size();
+  for (const int64_t n : descending(lengths)) {
+    find_at(search, {.view = {.size = n},
+                     .most_pieces = std::numeric_limits<int64_t>::max(),
+                     .whole_axes = false,
+                     .stacks = true});
+  }
+  for (size_t k = before; k < search.scales.size(); ++k) {
+    for (const auto& piece : search.scales[k].matches.front()) {
+      const auto& slot = search.slot(piece.slot);
+      const auto& tensor = search.tensor_of(piece.slot);
+      const int64_t size = tensor.tensor.size(slot.axis);
+      // Where in its matrix the piece is.
+      search.mark(search.slot_of(tensor.name, slot.axis), piece.first % size,
+                  search.scales[k].view.size);
+    }
+  }
+}
+
+}  // namespace
+
 void Search::find_scales() {
+  find_stacked_scales(*this);
   std::set<int64_t> lengths;
   for (const auto& slot : probe.slots()) {
-    if (slot.size > 1) lengths.insert(slot.size);
+    if (slot.size > 1 && !slot.stacked) lengths.insert(slot.size);
   }
   for (const int64_t n : descending(lengths)) find_at(*this, {.view = {.size = n}});
 }
 
-/// Rows of a tensor whose length the network forgets by itself, as under weight normalisation.
+/// Rows of a tensor whose length the network forgets by itself, as under weight normalisation; or the tensor's, where
+/// what it makes is normalised.
 void Search::find_lone_scales() {
   std::vector<Gauge> candidates;
   for (size_t k = 0; k < probe.slots().size(); ++k) {
     const auto& here = slot(k);
     const auto& tensor = tensor_of(k);
     if (tensor.tensor.dim() < 2 || here.size < 2 || is_null(here.tensor)) continue;
+    if (here.stacked) continue;
     if (tensor.tensor.numel() == here.size || !is_free(k, 0, here.size)) continue;
     // The sum of terms with random signs would be so large.
     const double terms =
         static_cast<double>(tensor.tensor.numel()) / static_cast<double>(here.size);
-    const double charge = std::sqrt(probe.scale_charge(k).square().mean().item<double>());
+    const double charge = root_mean_square(probe.scale_charge(k));
     if (charge > 1e-3 * probe.influence(here.tensor) * std::sqrt(terms)) continue;
     Gauge gauge;
     gauge.name = tensor.name + ":length";
@@ -282,9 +370,76 @@ void Search::find_lone_scales() {
     gauge.legs = {{.tensor = tensor.name, .axis = here.axis}};
     candidates.push_back(std::move(gauge));
   }
-  const auto charges = probe.relative_charges(candidates);
-  for (size_t k = 0; k < candidates.size(); ++k) {
-    if (charges[k] <= probe.zero()) gauges.push_back(std::move(candidates[k]));
+  std::set<std::string> known;
+  const auto keep = [&] {
+    const auto charges = probe.relative_charges(candidates);
+    for (size_t k = 0; k < candidates.size(); ++k) {
+      if (charges[k] > probe.zero()) continue;
+      known.insert(candidates[k].legs.front().tensor);
+      gauges.push_back(std::move(candidates[k]));
+    }
+    candidates.clear();
+  };
+  keep();
+  const auto totals = probe.totals();
+  for (size_t t = 0; t < probe.params().size(); ++t) {
+    const auto& [name, tensor] = probe.parameter(t);
+    if (tensor.dim() < 2 || is_null(t) || known.count(name) > 0) continue;
+    const double charge = root_mean_square(totals.select(1, static_cast<int64_t>(t)));
+    const double terms = std::sqrt(static_cast<double>(tensor.numel()));
+    if (charge > 1e-3 * probe.influence(t) * terms) continue;
+    Gauge gauge;
+    gauge.name = name + ":length";
+    gauge.kind = "length";
+    gauge.action = Action::scale;
+    gauge.channels = 1;
+    gauge.legs = {{.tensor = name, .channel_of = channel_maps::whole(tensor.size(0))}};
+    candidates.push_back(std::move(gauge));
+  }
+  keep();
+}
+
+/// Tensors as a whole of which one makes up for the other, and nothing smaller does: factors before and behind
+/// a matrix that is frozen.
+void Search::find_pairs_of_scales() {
+  std::vector<size_t> slots;
+  std::vector<size_t> position;
+  for (size_t k = 0; k < probe.slots().size(); ++k) {
+    const auto& here = slot(k);
+    if (here.axis > 0 || is_null(here.tensor)) continue;
+    bool free = true;
+    for (size_t j = 0; j < probe.slots().size(); ++j) {
+      free = free && (slot(j).tensor != here.tensor || is_free(j, 0, slot(j).size));
+    }
+    if (!free) continue;
+    slots.push_back(k);
+    position.push_back(here.tensor);
+  }
+  if (slots.size() < 2) return;
+  probe.draw(2 * static_cast<int64_t>(std::min(slots.size(), window_of_heads)) + 3);
+  std::vector<at::Tensor> columns;
+  for (const size_t k : slots) columns.push_back(probe.scale_charge(k).sum(1));
+  RelationOptions options;
+  options.tolerance = probe.zero();
+  options.window = window_of_heads;
+  for (const auto& relation : sparse_relations(at::stack(columns, 1), position, options)) {
+    if (relation.columns.size() != 2) continue;
+    Gauge gauge;
+    gauge.kind = "pair scale";
+    gauge.action = Action::scale;
+    gauge.channels = 1;
+    for (size_t i = 0; i < 2; ++i) {
+      const size_t k = slots[relation.columns[i]];
+      const auto exponent = as_exponent(
+          relation.coefficients[i] * (relation.coefficients[0] > 0 ? 1 : -1), probe.zero());
+      if (!exponent) break;
+      gauge.legs.push_back({.tensor = tensor_of(k).name,
+                            .exponent = *exponent,
+                            .channel_of = channel_maps::whole(slot(k).size)});
+    }
+    if (gauge.legs.size() < 2) continue;
+    gauge.name = gauge.legs.front().tensor + ":pair";
+    add_if_conserved(std::move(gauge));
   }
 }
 
@@ -304,6 +459,7 @@ Gauge scale_gauge(const Search& search, const ScaleMatch& match) {
     leg.axis = search.slot(first.slot).axis;
     leg.exponent = first.exponent;
     leg.offset = first.offset;
+    leg.stacked = search.slot(first.slot).stacked;
     leg.channel_of.assign(search.slot(first.slot).size, -1);
     for (size_t q = 0; q < match.matches.size(); ++q) {
       for (const auto& piece : match.matches[q]) {

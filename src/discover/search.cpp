@@ -35,7 +35,7 @@ void Search::mark(size_t k, int64_t first, int64_t count) {
 
 size_t Search::slot_of(const std::string& tensor, int64_t axis) const {
   for (size_t k = 0; k < probe.slots().size(); ++k) {
-    if (slot(k).axis == axis && tensor_of(k).name == tensor) return k;
+    if (slot(k).axis == axis && !slot(k).stacked && tensor_of(k).name == tensor) return k;
   }
   TORCH_CHECK(false, "discover: no parameter '", tensor, "' with an axis ", axis);
 }

@@ -126,6 +126,7 @@ struct Search {
   void find_exchanges();
   void find_residual_rotation();
   void find_lone_scales();
+  void find_pairs_of_scales();
 
   /// What similar models have and this one, by its charges, has not: gauges for the list of what was
   /// refused. Of those that layers have in common the first. `classes`: the length of the outputs' last

@@ -16,10 +16,6 @@ namespace {
 constexpr int64_t most_rows = 64;
 constexpr int64_t most_batches = 160;
 
-double root_mean_square(const at::Tensor& values) {
-  return std::sqrt(values.square().mean().item<double>());
-}
-
 /// Rows of a table, or a vector as a whole.
 struct Addend {
   size_t slot;
@@ -44,7 +40,7 @@ std::vector<Addend> addends(const Search& search, int64_t length, const std::set
   for (size_t k = 0; k < search.probe.slots().size(); ++k) {
     const auto& slot = search.slot(k);
     const auto& tensor = search.tensor_of(k).tensor;
-    if (slot.axis != row_axis(tensor) || search.is_null(slot.tensor)) continue;
+    if (slot.stacked || slot.axis != row_axis(tensor) || search.is_null(slot.tensor)) continue;
     if (search.is_vector(k)) {
       if (slot.size == length && search.probe.is_small(slot.tensor)) result.push_back({k});
       continue;
@@ -176,6 +172,53 @@ Gauge row_exchange(const Search& search, const std::vector<Exchange>& classes,
   return gauge;
 }
 
+/// In how many equal groups a vector's gradient has no sum: behind it a norm takes out the mean of each.
+int64_t groups_of(const Search& search, size_t slot, double zero) {
+  const auto& here = search.slot(slot);
+  if (!search.is_vector(slot) || !search.probe.is_small(here.tensor)) return 1;
+  const auto gradient = search.probe.small_gradient(here.tensor);
+  for (int64_t groups = here.size / 2; groups > 1; --groups) {
+    if (here.size % groups != 0) continue;
+    const auto sums = gradient.view({gradient.size(0), groups, -1}).sum(2);
+    if (root_mean_square(sums) <= zero) return groups;
+  }
+  return 1;
+}
+
+/// Parts of two vectors that are added to the same: of the biases of a GRU those of the gates.
+void find_part_exchanges(Search& search) {
+  std::vector<size_t> vectors;
+  for (size_t k = 0; k < search.probe.slots().size(); ++k) {
+    const size_t t = search.slot(k).tensor;
+    if (search.is_vector(k) && !search.is_null(t) && search.probe.is_small(t)) vectors.push_back(k);
+  }
+  for (size_t i = 0; i < vectors.size(); ++i) {
+    for (size_t j = i + 1; j < vectors.size(); ++j) {
+      const auto& a = search.slot(vectors[i]);
+      const auto& b = search.slot(vectors[j]);
+      if (a.size != b.size || !search.are_near(a.tensor, b.tensor)) continue;
+      const auto of_a = search.probe.small_gradient(a.tensor);
+      const auto of_b = search.probe.small_gradient(b.tensor);
+      const double zero = search.probe.zero() * of_a.abs().max().item<double>();
+      const auto same = ((of_a - of_b).abs() <= zero).all(0) & (of_a.abs() > zero).any(0);
+      const auto count = same.sum().item<int64_t>();
+      if (count == 0 || count == a.size) continue;
+      Gauge gauge;
+      gauge.kind = "bias exchange";
+      gauge.action = Action::shift;
+      gauge.name = search.tensor_of(vectors[i]).name + ":exchange";
+      std::vector<int64_t> channel_of(a.size, -1);
+      for (int64_t c = 0; c < a.size; ++c) {
+        if (same[c].item<bool>()) channel_of[c] = gauge.channels++;
+      }
+      gauge.legs = {
+          {.tensor = search.tensor_of(vectors[i]).name, .channel_of = channel_of},
+          {.tensor = search.tensor_of(vectors[j]).name, .exponent = -1, .channel_of = channel_of}};
+      search.add_if_conserved(std::move(gauge));
+    }
+  }
+}
+
 Gauge vector_exchange(const Search& search, const Exchange& exchange) {
   Gauge gauge;
   gauge.kind = "bias exchange";
@@ -194,6 +237,7 @@ void Search::find_shifts() {
   for (size_t k = 0; k < probe.slots().size(); ++k) {
     const auto& here = slot(k);
     const auto& tensor = tensor_of(k);
+    if (here.stacked) continue;
     Gauge gauge;
     gauge.action = Action::shift;
     if (is_null(here.tensor)) {
@@ -206,14 +250,18 @@ void Search::find_shifts() {
       continue;
     }
     const double scale = probe.shift_scale(k);
+    const double zero_sum = probe.zero() * scale;
     if (here.size < 2 || scale == 0) continue;
-    if (root_mean_square(probe.shift_charge(k)) > probe.zero() * scale) continue;
+    if (root_mean_square(probe.shift_charge(k)) > zero_sum) continue;
     shifted.insert(k);
     gauge.name = tensor.name + ":shift";
     gauge.kind = "shift";
-    gauge.channels = 1;
-    gauge.legs = {
-        {.tensor = tensor.name, .axis = here.axis, .channel_of = channel_maps::whole(here.size)}};
+    gauge.channels = groups_of(*this, k, zero_sum);
+    std::vector<int64_t> channel_of;
+    for (int64_t i = 0; i < here.size; ++i) {
+      channel_of.push_back(i * gauge.channels / here.size);
+    }
+    gauge.legs = {{.tensor = tensor.name, .axis = here.axis, .channel_of = std::move(channel_of)}};
     gauges.push_back(std::move(gauge));
   }
   std::set<int64_t> lengths;
@@ -274,6 +322,7 @@ void Search::find_shifts() {
       add_if_conserved(std::move(gauge));
     }
   }
+  find_part_exchanges(*this);
 }
 
 }  // namespace ddc

@@ -21,7 +21,8 @@ namespace {
 /// Entries that one channel has in the tensor, divided by the tensor's fan-in.
 at::Tensor reference_square(const BoundLeg& leg, const at::Tensor& tensor) {
   if (tensor.dim() < 2) return leg.map.counts();
-  const double along = static_cast<double>(tensor.size(leg.map.axis()));
+  double along = 1;
+  for (const int64_t axis : leg.map.axes()) along *= static_cast<double>(tensor.size(axis));
   const double per_index = static_cast<double>(tensor.numel()) / along;
   const double fan_in = static_cast<double>(tensor.numel() / tensor.size(0));
   return leg.map.counts() * (per_index / fan_in);
@@ -467,6 +468,10 @@ Plan compile(const std::vector<GroupedParameter>& parameters, const std::vector<
       }
     }
     if (gauge.action == Action::shift) compiled.inverse_gram = inverse_gram(compiled);
+    if (gauge.action == Action::exchange) {
+      const auto& source = table[gauge.legs.front().tensor].tensor;
+      compiled.rows = static_cast<double>(source.numel() / source.size(gauge.legs.front().axis));
+    }
     if (gauge.fixes_ones) compiled.complement = helmert(gauge.block).to(compiled.device());
     if (gauge.action == Action::scale || gauge.action == Action::linear) {
       compiled.plus = make_side(compiled, plan.tensors, +1);

@@ -63,6 +63,11 @@ struct Drain {
   /// Channels of the matrix, or of the sink.
   ChannelMap map;
   size_t sink;
+
+  /// The vector that the source is, or that all its rows have in common, along the axis of what reads it.
+  at::Tensor given(const at::Tensor& value) const {
+    return map.gather_vector(source_map.mean_all(value), 0);
+  }
 };
 
 /// All legs whose exponents have the same sign.
@@ -91,6 +96,8 @@ struct GaugePlan {
   /// Inverse of the inner products of what the channels of a shift add, [channels, channels]; for several
   /// legs on one tensor.
   at::Tensor inverse_gram;
+  /// Rows of an exchange's first leg, in each of which the vector is.
+  double rows = 1;
   /// Basis of the complement of the vector of ones, for rotations that leave that vector alone.
   at::Tensor complement;
   /// Whether the gauge acts on two axes of one tensor (a recurrent weight, W -> D W D^-1).

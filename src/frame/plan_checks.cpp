@@ -22,7 +22,10 @@ bool is_constant_within(const std::vector<int64_t>& values, const std::vector<in
 }
 
 /// Whether two legs act on none of the same indices of one axis.
-bool act_apart(const Leg& a, const Leg& b) { return a.axis != b.axis || disjoint(a, b); }
+bool act_apart(const Leg& a, const Leg& b) {
+  if (a.stacked == b.stacked) return a.axis != b.axis || disjoint(a, b);
+  return a.axis != b.axis && (a.stacked ? b : a).axis != 0;
+}
 
 /// A matrix may mix along an axis only what no other gauge tells apart there.
 void check_blocks(const Plan& plan, const TensorPlan& tensor) {
@@ -41,7 +44,7 @@ void check_blocks(const Plan& plan, const TensorPlan& tensor) {
                                 other.legs.front().tensor == leg.through.gain;
       TORCH_CHECK(
           seen_through || act_apart(leg, scale_leg) ||
-              (gauge.action == Action::rotation &&
+              (gauge.action == Action::rotation && !scale_leg.stacked &&
                is_constant_within(scale_leg.channel_of, block_of, tensor.tensor.size(leg.axis))),
           "gauges '", gauge.name, "' and '", other.name, "' both act on axis ", leg.axis, " of '",
           tensor.name, "': ",
@@ -94,9 +97,15 @@ void check_sharing(const Plan& plan) {
         TORCH_CHECK(!seen_through || scale_gauge.is_folded(), "gauge '", shift_gauge.gauge.name,
                     "' acts through '", shift_leg.through.gain, "', so gauge '",
                     scale_gauge.gauge.name, "' must have folded coordinates");
+        const bool of_rows = shift_gauge.gauge.action == Action::exchange &&
+                             tensor.tensor.dim() > 1 && scale_leg.axis != shift_leg.axis;
+        TORCH_CHECK(!of_rows, "gauge '", scale_gauge.gauge.name, "' scales rows of '", tensor.name,
+                    "' that gauge '", shift_gauge.gauge.name,
+                    "' shifts together: they do not form the group that either describes");
         TORCH_CHECK(seen_through || act_apart(shift_leg, scale_leg) ||
-                        is_constant_within(scale_leg.channel_of, shift_leg.channel_of,
-                                           tensor.tensor.size(shift_leg.axis)),
+                        (!scale_leg.stacked &&
+                         is_constant_within(scale_leg.channel_of, shift_leg.channel_of,
+                                            tensor.tensor.size(shift_leg.axis))),
                     "gauge '", scale_gauge.gauge.name, "' scales entries along axis ",
                     scale_leg.axis, " of '", tensor.name, "' differently that gauge '",
                     shift_gauge.gauge.name,
@@ -108,6 +117,12 @@ void check_sharing(const Plan& plan) {
                                                     shift_gauge.gauge.legs[shift.leg]),
             "gauges '", shift_gauge.gauge.name, "' and '", plan.gauges[other.gauge].gauge.name,
             "' shift the same axis of '", tensor.name, "'");
+        const bool of_rows = shift_gauge.gauge.action == Action::exchange &&
+                             tensor.tensor.dim() > 1 &&
+                             plan.gauges[other.gauge].gauge.action == Action::shift;
+        TORCH_CHECK(!of_rows, "gauges '", shift_gauge.gauge.name, "' and '",
+                    plan.gauges[other.gauge].gauge.name, "' both shift all rows of '", tensor.name,
+                    "'");
       }
       if (shift_gauge.shift_legs() == 1) continue;
       const auto& first = plan.tensors[shift_gauge.legs.front().tensor];

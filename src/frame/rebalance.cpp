@@ -62,7 +62,7 @@ double ComponentStep::sweep_linear_(size_t k, Squares& squares) {
   for (const auto& leg : gauge.legs) {
     auto& square = squares[leg.tensor] = AxisSquares(x_[leg.tensor]);
     for_each_move(leg.tensor, [&](const BoundLeg& scaled, const at::Tensor& log_c) {
-      square.multiply_(scaled.map.axis(), scaled.factor(log_c, +2, x_[leg.tensor].options()));
+      square.multiply_(scaled.map.axes(), scaled.factor(log_c, +2, x_[leg.tensor].options()));
     });
   }
   return difference;

@@ -19,7 +19,7 @@ at::Tensor is_alive(const at::Tensor& square, double smallest) {
 }
 
 at::Tensor leg_square(const BoundLeg& leg, const Squares& squares) {
-  return leg.map.scatter_all(squares[leg.tensor].along(leg.map.axis())).to(leg.home, at::kDouble);
+  return leg.map.scatter_all(squares[leg.tensor].along(leg.map.axes())).to(leg.home, at::kDouble);
 }
 
 at::Tensor first_leg_square(const GaugePlan& gauge, const Squares& squares) {
@@ -152,7 +152,7 @@ void move_squares_(const GaugePlan& gauge, const at::Tensor& log_c, Squares& squ
   for (const auto& leg : gauge.legs) {
     if (leg.seen_through_first || squares[leg.tensor].empty()) continue;
     const auto factor = (log_c * (2 * leg.exponent)).exp().to(squares[leg.tensor].device());
-    squares[leg.tensor].multiply_(leg.map.axis(), leg.map.gather_vector(factor, 1));
+    squares[leg.tensor].multiply_(leg.map.axes(), leg.map.gather_vector(factor, 1));
   }
 }
 

@@ -12,13 +12,15 @@ namespace ddc {
 
 namespace {
 
-/// Sum over legs of |exponent|^power times the number of a channel's indices.
+/// Sum over legs of |exponent|^power times the number of a channel's indices; of an exchange, of all its
+/// entries.
 at::Tensor weights(const GaugePlan& gauge, double power, int64_t dim) {
   auto sum = at::zeros({gauge.gauge.channels}, gauge.options());
   for (size_t l = 0; l < gauge.shift_legs(); ++l) {
     const auto& leg = gauge.legs[l];
     sum += leg.map.counts().to(leg.home) * std::pow(std::abs(leg.exponent), power);
   }
+  if (gauge.gauge.action == Action::exchange) return sum * gauge.rows;
   std::vector<int64_t> shape(dim, 1);
   shape[gauge.legs.front().map.axis()] = gauge.gauge.channels;
   return sum.view(shape);
@@ -29,7 +31,9 @@ at::Tensor weighted_sum(const GaugePlan& gauge, const Terms& terms) {
   at::Tensor sum;
   for (size_t l = 0; l < gauge.shift_legs(); ++l) {
     const auto& leg = gauge.legs[l];
-    const auto part = leg.map.scatter(with_more_axes(terms(leg), leg.more_axes));
+    const auto part = gauge.gauge.action == Action::exchange
+                          ? leg.map.scatter_all(terms(leg))
+                          : leg.map.scatter(with_more_axes(terms(leg), leg.more_axes));
     sum = sum.defined() ? sum + part : part;
   }
   return sum;
@@ -67,9 +71,9 @@ at::Tensor inverse_gram(const GaugePlan& gauge) {
 at::Tensor shift_part(const GaugePlan& gauge, const Tensors& vectors) {
   const auto& front = gauge.legs.front();
   // The mean over the rows of an unembedding is a pass over the largest tensor of many models.
-  const bool is_column_sum = gauge.shift_legs() == 1 && front.map.is_single() &&
-                             front.map.axis() == 0 && front.more_axes == 0 &&
-                             kernels::fits_matrix(vectors[front.tensor]);
+  const bool is_column_sum = gauge.gauge.action == Action::shift && gauge.shift_legs() == 1 &&
+                             front.map.is_single() && front.map.axis() == 0 &&
+                             front.more_axes == 0 && kernels::fits_matrix(vectors[front.tensor]);
   const auto sum = is_column_sum ? kernels::column_sums(vectors[front.tensor]) * front.exponent
                                  : weighted_sum(gauge, [&](const BoundLeg& leg) {
                                      return vectors[leg.tensor].to(at::kDouble) * leg.exponent;
@@ -91,12 +95,15 @@ at::Tensor shift_counts(const GaugePlan& gauge) {
 }
 
 at::Tensor shift_of_leg(const BoundLeg& leg, const at::Tensor& shift) {
+  // What is exchanged with the rows of a table.
+  if (shift.dim() < leg.map.dim()) return leg.map.gather_vector(shift, 0);
   return without_axes(leg.map.gather(shift, 0) * leg.exponent, leg.more_axes);
 }
 
 at::Tensor along_axis(const at::Tensor& vector, int64_t axis, int64_t dim) {
-  if (dim == 1) return vector;
-  return axis == 0 ? vector.unsqueeze(1) : vector.unsqueeze(0);
+  std::vector<int64_t> shape(dim, 1);
+  shape[axis] = -1;
+  return vector.reshape(shape);
 }
 
 at::Tensor shift_of_weights(const GaugePlan& gauge, const Tensors& weights) {

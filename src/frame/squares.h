@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <map>
 #include <vector>
 
 namespace ddc {
@@ -18,18 +19,20 @@ class AxisSquares {
 
   bool empty() const { return !x_.defined(); }
   at::Device device() const { return x_.device(); }
-  /// Summed over all axes but one, which have size 1.
-  const at::Tensor& along(int64_t axis) const;
-  /// Multiplies the squares by a factor that varies along one axis, and has size 1 along the
+  /// An axis, or several.
+  using Axes = std::vector<int64_t>;
+
+  /// Summed over all other axes, which then have size 1.
+  const at::Tensor& along(const Axes& axes) const;
+  /// Multiplies the squares by a factor that varies along some axes, and has size 1 along the
   /// others.
-  void multiply_(int64_t axis, const at::Tensor& factor);
+  void multiply_(const Axes& axes, const at::Tensor& factor);
 
  private:
   at::Tensor x_;
-  /// Per axis; undefined for 1.
-  std::vector<at::Tensor> factors_;
-  /// Per axis; undefined until asked for.
-  mutable std::vector<at::Tensor> sums_;
+  std::map<Axes, at::Tensor> factors_;
+  /// What has been asked for.
+  mutable std::map<Axes, at::Tensor> sums_;
 };
 
 }  // namespace ddc

@@ -36,14 +36,16 @@ at::Tensor value_of(const Parameters& params, const std::string& name) {
   return params[name].tensor.to(at::kDouble);
 }
 
-/// A vector along one axis of a matrix.
-at::Tensor along(const at::Tensor& vector, int64_t axis) {
-  return axis == 0 ? vector.unsqueeze(1) : vector.unsqueeze(0);
+/// A vector along one axis of a tensor, of a matrix if nothing else is said.
+at::Tensor along(const at::Tensor& vector, int64_t axis, int64_t dim = 2) {
+  std::vector<int64_t> shape(dim, 1);
+  shape[axis] = -1;
+  return vector.view(shape);
 }
 
 at::Tensor gain_of(const Leg& leg, const Parameters& params) {
   const auto gain = value_of(params, leg.through.gain) + leg.through.gain_offset;
-  return params[leg.tensor].tensor.dim() == 1 ? gain : along(gain, leg.axis);
+  return along(gain, leg.axis, params[leg.tensor].tensor.dim());
 }
 
 /// The projector on the vectors that are orthogonal to the ones.
@@ -75,7 +77,11 @@ at::Tensor moved(const Gauge& gauge, const Leg& leg, const at::Tensor& element,
     return tangent ? view * map.gather_vector(part * leg.exponent, 0)
                    : view * map.gather_vector((part * leg.exponent).exp(), 1);
   }
-  // A first leg of an exchange has one number per channel, a leg of a shift what its first leg has.
+  if (gauge.action == Action::exchange) {
+    const auto shift = map_of(gauge, leg, view).gather_vector(part, 0).expand(view.sizes());
+    return tangent ? shift : view + shift;
+  }
+  // A leg of a shift has what its first leg has.
   const int64_t more = part.dim() - view.dim();
   const auto all = map_of(gauge, leg, view, more).gather(part, 0) * leg.exponent;
   const auto shift = without_axes(all, more).expand(view.sizes());
@@ -329,6 +335,11 @@ Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parame
       if (leg.exponent < 0) product = -product.transpose(-1, -2);
       if (gauge.action == Action::rotation) product = product - product.transpose(-1, -2);
       add(product, g.norm(2, {1, 2}, true) * x.norm(2, {1, 2}, true));
+      continue;
+    }
+    if (gauge.action == Action::exchange) {
+      const auto map = map_of(gauge, leg, gradient);
+      add(map.scatter_all(gradient), map.scatter_all(gradient.abs()));
       continue;
     }
     if (gauge.action == Action::scale) {

@@ -35,16 +35,17 @@ std::vector<int64_t> heads(int64_t heads, int64_t head_size, int64_t groups, Pai
 }  // namespace channel_maps
 
 ChannelMap::ChannelMap(const std::vector<int64_t>& channel_of, int64_t channels, int64_t axis,
-                       int64_t size, int64_t dim, at::Device device)
-    : channels_(channels), axis_(axis), dim_(dim), size_(size) {
+                       int64_t size, int64_t dim, at::Device device, int64_t copies)
+    : channels_(channels), axis_(axis), dim_(dim), size_(size), copies_(copies) {
   std::vector<int64_t> index(channel_of);
+  const int64_t count = size * copies;
   if (index.empty()) {
-    index.resize(size);
-    for (int64_t i = 0; i < size; ++i) index[i] = i;
+    index.resize(count);
+    for (int64_t i = 0; i < count; ++i) index[i] = i;
   }
   for (auto& c : index) c = c < 0 ? channels : c;
-  bool identity = size == channels;
-  for (int64_t i = 0; identity && i < size; ++i) identity = index[i] == i;
+  bool identity = count == channels;
+  for (int64_t i = 0; identity && i < count; ++i) identity = index[i] == i;
   const bool single =
       channels == 1 && std::all_of(index.begin(), index.end(), [](int64_t c) { return c == 0; });
   form_ = identity ? Form::identity : single ? Form::single : Form::general;
@@ -63,6 +64,12 @@ at::Tensor ChannelMap::gather(const at::Tensor& values, double fill) const {
 
 at::Tensor ChannelMap::gather_vector(const at::Tensor& per_channel, double fill) const {
   std::vector<int64_t> sizes(dim_, 1);
+  if (copies_ > 1) {
+    sizes[0] = copies_;
+    sizes[axis_] = size_;
+    const auto padded = at::cat({per_channel, at::full({1}, fill, per_channel.options())});
+    return padded.index_select(0, index_).view(sizes);
+  }
   sizes[axis_] = channels_;
   return gather(per_channel.view(sizes), fill);
 }
@@ -88,10 +95,25 @@ at::Tensor ChannelMap::mean(const at::Tensor& values) const {
 at::Tensor ChannelMap::scatter_all(const at::Tensor& values) const {
   std::vector<int64_t> others;
   for (int64_t a = 0; a < dim_; ++a) {
-    if (a != axis_) others.push_back(a);
+    if (a != axis_ && (a != 0 || copies_ == 1)) others.push_back(a);
   }
   const auto reduced = others.empty() ? values : values.sum(others, /*keepdim=*/true);
-  return scatter(reduced).reshape({channels_});
+  if (copies_ == 1) return scatter(reduced).reshape({channels_});
+  return at::zeros({channels_ + 1}, reduced.options())
+      .index_add_(0, index_, reduced.flatten())
+      .narrow(0, 0, channels_);
+}
+
+at::Tensor ChannelMap::mean_all(const at::Tensor& values) const {
+  const auto rows = static_cast<double>(values.numel()) / static_cast<double>(size_ * copies_);
+  return scatter_all(values) / (counts_.clamp_min(1) * rows).to(values.options());
+}
+
+at::Tensor ChannelMap::pull_back_mean(const at::Tensor& per_channel, at::IntArrayRef sizes) const {
+  const auto rows =
+      static_cast<double>(c10::multiply_integers(sizes)) / static_cast<double>(size_ * copies_);
+  return gather_vector(per_channel / (counts_.clamp_min(1) * rows).to(per_channel.options()), 0)
+      .expand(sizes);
 }
 
 }  // namespace ddc

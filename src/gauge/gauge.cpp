@@ -74,9 +74,8 @@ void validate_reading(const Gauge& gauge, size_t k, const Parameters& params) {
               "reads the shift '", reading.shift,
               "', and has no bias that could make up for a change of it");
   const bool gain_only = reading.shift.empty() && reading.bias.empty();
-  TORCH_CHECK(weight.dim() == 2 || (weight.dim() == 1 && gain_only), leg_text(gauge, k),
-              "must be a matrix to have a reading, or a vector that is seen through a gain alone; "
-              "has shape ",
+  TORCH_CHECK(weight.dim() == 2 || gain_only, leg_text(gauge, k),
+              "must be a matrix to have a reading, or be seen through a gain alone; has shape ",
               weight.sizes());
   const auto check_vector = [&](const std::string& name, int64_t size, const char* role) {
     if (name.empty()) return;
@@ -115,19 +114,18 @@ void validate_leg(const Gauge& gauge, size_t k, const Parameters& params,
   TORCH_CHECK(std::isfinite(leg.offset), where(), "offset must be finite, got ", leg.offset);
   TORCH_CHECK(gauge.action == Action::scale || leg.offset == 0, where(), "a ",
               to_string(gauge.action), " takes no offset, got ", leg.offset);
-  const auto counts = channel_counts(gauge, k, size_along(leg, tensor));
+  TORCH_CHECK(!leg.stacked || (gauge.action == Action::scale && leg.axis > 0), where(),
+              "stacked is for scales along another axis than the first, got a ",
+              to_string(gauge.action), " along axis ", leg.axis);
+  const auto counts = channel_counts(gauge, k, size_along(leg, tensor) * copies_of(leg, tensor));
   for (int64_t c = 0; c < gauge.channels; ++c) {
     in_use[c] = in_use[c] || counts[c] > 0;
     TORCH_CHECK(!gauge.mixes() || (counts[c] > 0 && counts[c] == counts[0]), where(), "channel ", c,
                 " has ", counts[c], " indices and channel 0 has ", counts[0],
                 "; a gauge that mixes channels needs as many of each, and at least one");
   }
-  TORCH_CHECK(
-      gauge.action != Action::exchange || tensor.dim() == 1 || (tensor.dim() == 2 && k > 0),
-      where(),
-      "an exchange has a vector as its first leg, and matrices or vectors as the others; this has "
-      "shape ",
-      tensor.sizes());
+  TORCH_CHECK(gauge.action != Action::exchange || tensor.dim() == 1 || tensor.dim() == 2, where(),
+              "the legs of an exchange are vectors and matrices; this has shape ", tensor.sizes());
   validate_reading(gauge, k, params);
 }
 

@@ -25,6 +25,7 @@ void fields(Archive& archive, T& leg) {
   archive.optional("offset", leg.offset);
   archive.optional("through", leg.through);
   archive.optional("head_size", leg.head_size, 0);
+  archive.optional("stacked", leg.stacked);
 }
 
 template <class Archive, Is<Gauge> T>

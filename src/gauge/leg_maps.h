@@ -15,11 +15,16 @@ inline int64_t size_along(const Leg& leg, const at::Tensor& tensor) {
   return leg.axis < 0 ? 1 : tensor.size(leg.axis);
 }
 
+/// The number of tensors of which the leg's is a stack.
+inline int64_t copies_of(const Leg& leg, const at::Tensor& tensor) {
+  return leg.stacked ? tensor.size(0) : 1;
+}
+
 /// The channels of a leg, bound to its tensor; of a shift to the tensor with `more` axes in front.
 inline ChannelMap map_of(const Gauge& gauge, const Leg& leg, const at::Tensor& tensor,
                          int64_t more = 0) {
   return ChannelMap(leg.channel_of, gauge.channels, leg.axis + more, size_along(leg, tensor),
-                    tensor.dim() + more, tensor.device());
+                    tensor.dim() + more, tensor.device(), copies_of(leg, tensor));
 }
 
 /// Brings tensors in line at the last axis: with `more` axes of size one in front, and without them.

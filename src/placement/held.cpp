@@ -199,7 +199,7 @@ void Held::write_seen_(size_t k, size_t l, const at::Tensor& seen) {
   const auto changed = seen / along_axis(value(*leg.gain), leg.map.axis(), seen.dim());
   for (const auto& drain : plan.drains) {
     if (!leg.bias || drain.matrix != leg.tensor || drain.sink != *leg.bias) continue;
-    const auto shift = drain.map.gather_vector(drain.source_map.scatter(value(drain.source)), 0);
+    const auto shift = drain.given(value(drain.source));
     plan.tensors[drain.sink].tensor.detach().sub_(
         read(changed - weights, drain.map.axis(), shift.flatten()));
   }

@@ -10,8 +10,8 @@
 #include <ostream>
 
 #include "ddc/gauge/action.h"
-#include "ddc/gauge/channel_map.h"
 #include "ddc/optim/adam.h"
+#include "gauge/leg_maps.h"
 
 namespace ddc::testing {
 namespace {
@@ -156,8 +156,7 @@ class Session {
     for (const auto& leg : gauge_.legs) {
       if (leg.exponent * sign < 0) continue;
       auto tensor = copy[leg.tensor].tensor;
-      const ChannelMap map(leg.channel_of, gauge_.channels, leg.axis, tensor.size(leg.axis),
-                           tensor.dim(), tensor.device());
+      const auto map = map_of(gauge_, leg, tensor);
       const auto along = map.gather_vector(multiplier.to(tensor.options().requires_grad(false)), 1);
       tensor.copy_((tensor + leg.offset) * along - leg.offset);
     }
@@ -233,7 +232,7 @@ class Session {
         if (!through.shift.empty() && through.bias == name) factor.zero_();
         if (through.gain.empty() || leg.tensor != name) continue;
         const auto gain = theta[through.gain].tensor.detach() + through.gain_offset;
-        factor.copy_(gain.unsqueeze(1 - leg.axis).expand_as(factor));
+        factor.movedim(leg.axis, -1).copy_(gain);
       }
       parts.push_back(factor.flatten());
     }

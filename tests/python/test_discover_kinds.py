@@ -158,3 +158,131 @@ def test_weights_of_16_bits_are_searched_in_float32_and_left_as_they_were(
         assert parameter.dtype == dtype
         assert torch.equal(parameter, was)
         assert parameter.grad is gradient
+
+
+class Experts(nn.Module):
+    """Gated experts in two stacks, weighted by a router."""
+
+    def __init__(self, experts: int, width: int, hidden: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts, bias=False)
+        self.up = nn.Parameter(torch.randn(experts, 2 * hidden, width))
+        self.down = nn.Parameter(torch.randn(experts, width, hidden))
+        self.out = nn.Linear(width, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = torch.einsum("ehw,bw->beh", self.up, x).chunk(2, -1)
+        made = torch.einsum("ewh,beh->bew", self.down, nn.functional.silu(gate) * up)
+        return self.out((made * self.router(x).softmax(-1)[..., None]).sum(1).tanh())
+
+
+def regression(model: nn.Module) -> Tensor:
+    outputs = model(torch.randn(48, 5, dtype=torch.float64))
+    return (outputs - torch.randn(48, 4, dtype=torch.float64)).square().mean()
+
+
+def counts(group: ddc.SymmetryGroup) -> tuple[int, int]:
+    """Directions along gauges, and all that no batch sees."""
+    assert group.completeness is not None
+    return group.completeness.explained, round(group.completeness.kernel) - group.completeness.dead
+
+
+def test_every_expert_of_a_stack_has_scales_of_its_own() -> None:
+    torch.manual_seed(0)
+    model = Experts(3, 5, 4).double()
+    group = ddc.discover(model, regression, completeness=True)
+    assert found(group)["glu rescale (R+)^12"] == 1
+    assert counts(group) == (12 + 5, 12 + 5)
+    assert difference_of_copies(model, regression, group) < 1e-11
+
+    gauge = next(gauge.gauge for gauge in group.gauges if gauge.kind == "glu rescale")
+    assert all(leg.stacked for leg in gauge.legs)
+    report = ddc.testing.gauge_invariants(gauge, model, regression)
+    assert report, str(report)
+
+
+def test_only_scales_of_stacks_have_pairs_for_channels() -> None:
+    model = Experts(3, 5, 4).double()
+    legs = [ddc.Leg("up", 1, 1.0, stacked=True, channel_of=list(range(24)))]
+    for action, block in (("shift", 1), ("linear", 3), ("rotation", 3), ("exchange", 1)):
+        gauge = ddc.Gauge("stack", action, legs, channels=24, block=block)
+        with pytest.raises(RuntimeError, match="stacked is for scales"):
+            ddc.testing.gauge_invariants(gauge, model, regression)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, cell: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 5)
+        self.cell = cell(5, 6, batch_first=True)
+        self.out = nn.Linear(6, 9)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.out(self.cell(self.embed(tokens))[0])
+
+
+def next_of_nine(model: nn.Module) -> Tensor:
+    tokens = torch.randint(9, (32, 7))
+    logits = model(tokens[:, :-1])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@pytest.mark.parametrize(
+    ("cell", "biases"), [(nn.RNN, 6), (nn.LSTM, 24), (nn.GRU, 12)], ids=lambda c: str(c)
+)
+def test_rows_of_a_table_are_exchanged_with_the_bias_behind_them(
+    cell: Callable[..., nn.Module], biases: int
+) -> None:
+    torch.manual_seed(0)
+    model = Recurrent(cell).double()
+    group = ddc.discover(model, next_of_nine, completeness=True)
+    kinds = found(group)
+    assert kinds["embedding exchange R^5"] == 1
+    # A GRU's third gate multiplies one of its two biases.
+    assert kinds[f"bias exchange R^{biases}"] == 1
+    explained, unseen = counts(group)
+    assert explained == unseen
+    assert difference_of_copies(model, next_of_nine, group) < 1e-11
+
+    gauge = next(gauge.gauge for gauge in group.gauges if gauge.kind == "embedding exchange")
+    report = ddc.testing.gauge_invariants(gauge, model, next_of_nine)
+    assert report, str(report)
+
+
+def test_means_of_groups_are_shifted_one_by_one() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 6),
+        nn.Unflatten(1, (6, 1)),
+        nn.GroupNorm(3, 6, eps=1e-2),
+        nn.Flatten(),
+        nn.Tanh(),
+    )
+    model.append(nn.Linear(6, 4)).double()
+    group = ddc.discover(model, regression)
+    assert found(group)["residual mean shift R^3"] == 1
+    assert difference_of_copies(model, regression, group) < 1e-11
+
+
+class Factors(nn.Module):
+    """Factors before and behind a matrix that is frozen, as in VeRA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Parameter(torch.randn(4))
+        self.outer = nn.Parameter(torch.randn(6))
+        self.register_buffer("first", torch.randn(4, 5))
+        self.register_buffer("second", torch.randn(6, 4))
+        self.out = nn.Linear(6, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((self.outer * (self.second @ (self.inner * (x @ self.first.T)).T).T).tanh())
+
+
+def test_factors_around_a_frozen_matrix_share_one_scale() -> None:
+    torch.manual_seed(0)
+    model = Factors().double()
+    group = ddc.discover(model, regression, completeness=True)
+    assert found(group) == {"pair scale R+": 1}
+    assert counts(group) == (1, 1)
+    assert difference_of_copies(model, regression, group) < 1e-11

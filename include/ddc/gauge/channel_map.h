@@ -27,14 +27,14 @@ std::vector<int64_t> heads(int64_t heads, int64_t head_size, int64_t groups,
 
 }  // namespace channel_maps
 
-/// A channel map bound to one axis: moves values between channels and indices.
+/// A channel map bound to one axis, or to pairs of the first axis and another: moves values between channels and indices.
 ///
 /// `gather` takes a tensor whose `axis` runs over channels to one whose `axis` runs over indices;
 /// `scatter` is its transpose. Identity and single-channel maps cost no indexing.
 class ChannelMap {
  public:
   ChannelMap(const std::vector<int64_t>& channel_of, int64_t channels, int64_t axis, int64_t size,
-             int64_t dim, at::Device device);
+             int64_t dim, at::Device device, int64_t copies = 1);
 
   /// values[.., c(i), ..] for every index i, `fill` where the group does not act. The result
   /// broadcasts against the tensor.
@@ -48,10 +48,17 @@ class ChannelMap {
   at::Tensor mean(const at::Tensor& values) const;
   /// Sums the entries of every channel over all axes: a vector of length `channels`.
   at::Tensor scatter_all(const at::Tensor& values) const;
+  /// The mean of them, and its transpose.
+  at::Tensor mean_all(const at::Tensor& values) const;
+  at::Tensor pull_back_mean(const at::Tensor& per_channel, at::IntArrayRef sizes) const;
 
   /// Whether all indices belong to one channel.
   bool is_single() const { return form_ == Form::single; }
   int64_t axis() const { return axis_; }
+  /// The axes along which the channel varies.
+  std::vector<int64_t> axes() const {
+    return copies_ == 1 ? std::vector{axis_} : std::vector<int64_t>{0, axis_};
+  }
   /// Number of axes of the tensor.
   int64_t dim() const { return dim_; }
   int64_t channels() const { return channels_; }
@@ -65,6 +72,9 @@ class ChannelMap {
   int64_t axis_;
   int64_t dim_;
   int64_t size_;
+  /// The size of the first axis where channels are pairs; 1 where they are not. Then there are no `gather`
+  /// and `scatter` of whole tensors.
+  int64_t copies_;
   /// c(i), with `channels` standing for "not acted on".
   at::Tensor index_;
   at::Tensor counts_;

@@ -90,7 +90,7 @@ enum class Action {
   shift,
   rotation,  ///< W[b] -> R W[b], one orthogonal matrix R per block of channels
   linear,    ///< W[b] -> A W[b] on legs with exponent 1, A^-T W[b] on legs with -1
-  /// Moves a constant between a vector v (the first leg) and the biases downstream of it: v += s. Every
+  /// Moves a constant between a vector v (the first leg, or what all rows of a table have in common) and the biases downstream of it: v += s. Every
   /// matrix leg W reads v, and its bias (`through.bias`) loses W s. A further vector leg is a bias that is
   /// added to the same residual stream, and loses s itself.
   exchange,
@@ -133,6 +133,9 @@ struct Leg {
   /// The axis consists of attention heads of this many indices, one after the other. Bases that treat
   /// heads one by one (Muon) cut the tensor there; 0: it is not cut.
   int64_t head_size = 0;
+  /// For scales: the tensor is a stack of others along its first axis, such as the experts of a layer, and a
+  /// channel is a pair: index i along the axis in number s of the stack belongs to c(s * size + i).
+  bool stacked = false;
 
   bool operator==(const Leg&) const = default;
 };

@@ -44,7 +44,8 @@ void AbsorbBias::pull_back_(Tensors& g) const {
       const auto read = drain.map.scatter_all(
           drain.matrix ? plan_.tensors[*drain.matrix].tensor.detach() * of_biases[i]
                        : of_biases[i]);
-      of_source.sub_(drain.source_map.gather_vector(read, 0).to(of_source.options()));
+      of_source.sub_(
+          drain.source_map.pull_back_mean(read, of_source.sizes()).to(of_source.options()));
     }
     if (!drain.matrix || !g[*drain.matrix].defined()) continue;
     auto& of_matrix = g[*drain.matrix];

@@ -26,9 +26,7 @@ class AbsorbBias : public CoordinateMap {
     at::Tensor source;
     at::Tensor added;
 
-    void take(const at::Tensor& vector) {
-      source = drain.map.gather_vector(drain.source_map.scatter(vector), 0);
-    }
+    void take(const at::Tensor& vector) { source = drain.given(vector); }
     at::Tensor read_through(const at::Tensor& matrix) const {
       return drain.matrix ? (matrix * source).sum(drain.map.axis()) : source;
     }

@@ -28,7 +28,7 @@ void multiply_(at::Tensor& tensor, const ChannelMap& map, const at::Tensor& log_
 
 void multiply_(AxisSquares& squares, const ChannelMap& map, const at::Tensor& log_factor) {
   const auto factor = (log_factor * 2).exp().to(squares.device());
-  squares.multiply_(map.axis(), map.gather_vector(factor, 1));
+  squares.multiply_(map.axes(), map.gather_vector(factor, 1));
 }
 
 void multiply_squares_(const PolarNode& node, const at::Tensor& log_factor, Squares& squares) {
@@ -135,7 +135,7 @@ void Polar::restore_norms_(Squares& squares) {
     for (const size_t n : component_.nodes) {
       auto& node = nodes_[n];
       const auto square = node_sum(plan_.nodes[n], [&](const PolarNode::Member& member) {
-        return squares[member.tensor].along(member.map.axis());
+        return squares[member.tensor].along(member.map.axes());
       });
       const auto usable = node.live & (square > 0);
       const auto log_factor =
