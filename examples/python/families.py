@@ -671,8 +671,8 @@ MORE = [
             "residual mean shift R^10": 2,
             "CE row shift R^8": 1,
             "CE bias shift R": 1,
-            "embedding exchange R^8": 1,
             "value bias exchange R^8": 2,
+            "embedding exchange R^8": 2,
         },
     ),
     Family(
