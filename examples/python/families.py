@@ -796,9 +796,11 @@ MORE = [
         {
             "residual rotation O(6)": 1,
             "norm scale (R+)^6": 5,
-            "relu rescale (R+)^12": 2,
+            "glu rescale (R+)^9": 2,
+            "glu rescale (R+)^2": 2,
             "CE row shift R^6": 1,
         },
+        missing="One channel per layer of twelve that scale alike: pieces of nine and of two were found.",
     ),
     Family(
         "RWKV",
