@@ -87,18 +87,17 @@ void acquire([[maybe_unused]] void* indices, [[maybe_unused]] int64_t count) {
 void for_each_index(int64_t count, const std::function<void(int64_t)>& work) {
   auto indices = at::arange(count, at::kLong);
   auto iterator = at::TensorIterator::nullary_op(indices);
+  const auto loop = [&](char** data, const int64_t* strides, int64_t inner, int64_t outer) {
+    acquire(data[0], 1);
+    for (int64_t j = 0; j < outer; ++j) {
+      for (int64_t i = 0; i < inner; ++i) {
+        work(*reinterpret_cast<const int64_t*>(data[0] + i * strides[0] + j * strides[1]));
+      }
+    }
+    release(data[0], 1);
+  };
   release(indices.data_ptr<int64_t>(), count);
-  iterator.for_each(
-      [&](char** data, const int64_t* strides, int64_t inner, int64_t outer) {
-        acquire(data[0], 1);
-        for (int64_t j = 0; j < outer; ++j) {
-          for (int64_t i = 0; i < inner; ++i) {
-            work(*reinterpret_cast<const int64_t*>(data[0] + i * strides[0] + j * strides[1]));
-          }
-        }
-        release(data[0], 1);
-      },
-      /*grain_size=*/1);
+  iterator.for_each(loop, /*grain_size=*/1);
   acquire(indices.data_ptr<int64_t>(), count);
 }
 
