@@ -913,6 +913,15 @@ void Deferred::forget_() {
   publish_();
 }
 
+bool Deferred::is_finite() {
+  const auto is_finite = [](double value) { return std::isfinite(value); };
+  return std::ranges::all_of(entries_, [&](Entry& entry) {
+    return std::ranges::all_of(parts_of(entry), [&](const Part& part) {
+      return std::ranges::all_of(*part.values, is_finite);
+    });
+  });
+}
+
 void Deferred::resume_() {
   for (auto& entry : entries_) {
     forget_(entry);

@@ -80,6 +80,8 @@ class Deferred {
   void resume_();
   /// Nothing is pending.
   void forget_();
+  /// Whether what is pending is finite: sums of squares of huge weights are not.
+  bool is_finite();
 
  private:
   struct Entry {

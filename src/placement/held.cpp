@@ -282,6 +282,10 @@ std::vector<at::Tensor> Held::scale_(const std::vector<size_t>& gauges) {
                     sweeps::damping(gauge));
     move_squares_(gauge, moves.back(), squares);
   }
+  for (size_t i = 0; i < gauges.size(); ++i) {
+    // The host does not wait for an accelerator.
+    check_finite(!moves[i].is_cpu() || moves[i].isfinite().all().item<bool>(), gauges[i]);
+  }
   // Weights are moved when all sums over them have been taken.
   for (size_t i = 0; i < gauges.size(); ++i) {
     for (const auto& leg : plan.gauges[gauges[i]].legs) {
@@ -406,6 +410,15 @@ void Held::multiply_(size_t k, const at::Tensor& plus, const at::Tensor& minus) 
     leg.blocks->put_(x, matrices.to(x.options()).matmul(leg.blocks->take(x)));
     if (leg.gain) write_seen_(k, l, x);
   }
+}
+
+void Held::check_finite(bool is_finite, size_t k) const {
+  const auto& gauge = frame_.plan().gauges[k];
+  TORCH_CHECK_LINALG(
+      is_finite, "gauge '", gauge.gauge.name, "': a step made '",
+      frame_.plan().tensors[gauge.legs.front().tensor].name,
+      "' or a tensor beside it so large that its squares overflow; weights are finite, and not "
+      "brought back to their canonical place");
 }
 
 bool Held::is_open() const {
@@ -570,7 +583,12 @@ void Held::restore_(Set& set) {
   };
   // All others read and write the weights themselves.
   const auto write = [&] {
-    if (loops != nullptr) loops->settle_(/*gradients=*/false);
+    if (loops == nullptr) return;
+    if (!loops->is_finite()) {
+      loops->forget_();
+      check_finite(false, set.gauges.front());
+    }
+    loops->settle_(/*gradients=*/false);
   };
   const bool at_once = loops != nullptr && loops->is_complete();
   if (at_once) {

@@ -115,6 +115,8 @@ class Held {
   void balance_heads_(size_t gauge, const Sides& turned);
   /// Multiplies the plus side by one matrix per block, the minus side by another.
   void multiply_(size_t gauge, const at::Tensor& plus, const at::Tensor& minus);
+  /// Throws, naming the gauge, unless what moves its tensors is finite. Nothing has been moved yet.
+  void check_finite(bool is_finite, size_t gauge) const;
   at::Tensor shift(size_t gauge) const;
   Squares squares_of(const std::vector<size_t>& gauges) const;
   SectionValue section_of(size_t gauge, const Squares& squares) const;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -607,3 +608,23 @@ def test_our_own_optimizers_are_held_too():
         ddc.hold(optimizer, group())
         train(model, optimizer, range(5))
     assert apart(second, first) < 1e-11
+
+
+@pytest.mark.parametrize(
+    "make", [lambda p: torch.optim.SGD(p, lr=1e-2), lambda p: torch.optim.AdamW(p, lr=1e-2)]
+)
+@pytest.mark.parametrize(
+    "dtype, size", [(torch.float32, 1e25), (torch.float32, 3e38), (torch.float64, 1.7e308)]
+)
+def test_weights_that_are_too_large_to_be_held_are_left_finite(make, dtype, size):
+    model = network(dtype)
+    optimizer = make(model.named_parameters())
+    ddc.hold(optimizer, group())
+    train(model, optimizer, range(2))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, size)
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        assert re.search("gauge '.*weights are finite, and not brought back", str(error))
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
