@@ -30,6 +30,18 @@ SymmetryGroup discover_in(NamedTensors parameters, PythonEvaluate evaluate, uint
                    .progress = std::move(progress)});
 }
 
+SymmetryGroup widen_in(const SymmetryGroup& narrow, NamedTensors parameters,
+                       PythonEvaluate evaluate, uint64_t seed, int64_t engagement_steps,
+                       bool completeness, int64_t exact_up_to,
+                       std::function<void(const std::string&, size_t, size_t)> progress) {
+  return widen(narrow, table_of(std::move(parameters)), evaluate_of(std::move(evaluate)),
+               {.seed = seed,
+                .engagement_steps = engagement_steps,
+                .completeness = completeness,
+                .exact_up_to = exact_up_to,
+                .progress = std::move(progress)});
+}
+
 /// A group of gauges that somebody wrote down. Nothing of it is verified.
 SymmetryGroup group_of(NamedTensors parameters, const std::vector<Gauge>& gauges) {
   const auto table = table_of(std::move(parameters));
@@ -188,6 +200,10 @@ void bind_symmetries(py::module_& module) {
         return entries;
       });
 
+  module.def("widen", &widen_in, py::call_guard<Unlocked>(), py::arg("narrow"),
+             py::arg("parameters"), py::arg("evaluate"), py::kw_only(), py::arg("seed"),
+             py::arg("engagement_steps"), py::arg("completeness"), py::arg("exact_up_to"),
+             py::arg("progress"));
   module.def("discover", &discover_in, py::call_guard<Unlocked>(), py::arg("parameters"),
              py::arg("evaluate"), py::kw_only(), py::arg("seed"), py::arg("head_sizes"),
              py::arg("engagement_steps"), py::arg("completeness"), py::arg("exact_up_to"),

@@ -225,6 +225,17 @@ def discover(
     exact_up_to: int,
     progress: Callable[[str, int, int], None] | None,
 ) -> SymmetryGroup: ...
+def widen(
+    narrow: SymmetryGroup,
+    parameters: _NamedTensors,
+    evaluate: _Evaluate,
+    *,
+    seed: int,
+    engagement_steps: int,
+    completeness: bool,
+    exact_up_to: int,
+    progress: Callable[[str, int, int], None] | None,
+) -> SymmetryGroup: ...
 
 # ---- Geometry ------------------------------------------------------------------------------------
 

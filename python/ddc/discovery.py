@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -38,7 +39,7 @@ def discover(
     head_sizes: Iterable[int] = (),
     engagement_steps: int = 0,
     completeness: bool = False,
-    exact_up_to: int = 3500,
+    exact_up_to: int = 20000,
     verbose: bool | None = None,
 ) -> SymmetryGroup:
     """Find the symmetries of a model, and verify them.
@@ -127,24 +128,51 @@ def discover(
     >>> group.dimension
     17
     """
-    evaluation = Evaluation(model, loss, dataloader, batches, max_batches)
+    return _verified(
+        Evaluation(model, loss, dataloader, batches, max_batches),
+        _C.discover,
+        verbose,
+        seed=seed,
+        head_sizes=list(head_sizes),
+        engagement_steps=engagement_steps,
+        completeness=completeness,
+        exact_up_to=exact_up_to,
+    )
 
+
+def widened(
+    narrow: SymmetryGroup,
+    model: nn.Module,
+    loss: Loss | BatchLoss | None = None,
+    *,
+    dataloader: Iterable[Any] | None = None,
+    batches: Sequence[Any] | None = None,
+    max_batches: int = 8,
+    verbose: bool | None = None,
+    **options: Any,
+) -> SymmetryGroup:
+    """See :meth:`ddc.SymmetryGroup.widen`."""
+    return _verified(
+        Evaluation(model, loss, dataloader, batches, max_batches),
+        partial(_C.widen, narrow._core),
+        verbose,
+        **options,
+    )
+
+
+def _verified(
+    evaluation: Evaluation,
+    find: Callable[..., _C.SymmetryGroup],
+    verbose: bool | None,
+    **options: Any,
+) -> SymmetryGroup:
     def search() -> SymmetryGroup:
         with evaluation as evaluate, Progress(verbose) as progress:
             for note in evaluate.notes:
                 log.info(note)
             evaluate.progress = progress
             group = SymmetryGroup(
-                _C.discover(
-                    evaluate.parameters,
-                    evaluate,
-                    seed=seed,
-                    head_sizes=list(head_sizes),
-                    engagement_steps=engagement_steps,
-                    completeness=completeness,
-                    exact_up_to=exact_up_to,
-                    progress=progress.stage,
-                )
+                find(evaluate.parameters, evaluate, progress=progress.stage, **options)
             )
             roles = roles_of(evaluate.model, evaluate.output_weights())
             return group.with_notes(evaluate.notes)._with_roles(roles)

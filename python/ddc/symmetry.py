@@ -444,6 +444,49 @@ class SymmetryGroup:
     def _repr_html_(self) -> str:
         return picture.embedded(self, "Symmetries")
 
+    def widen(
+        self,
+        model: nn.Module,
+        loss: Callable[..., Tensor] | None = None,
+        *,
+        dataloader: Iterable[Any] | None = None,
+        batches: Sequence[Any] | None = None,
+        max_batches: int = 8,
+        seed: int = 0,
+        engagement_steps: int = 0,
+        completeness: bool = False,
+        exact_up_to: int = 20000,
+        verbose: bool | None = None,
+    ) -> SymmetryGroup:
+        """Find the symmetries of a model from these, of a narrow twin: the same code with smaller sizes.
+
+        Nothing is searched for. What the twin's symmetries may be at the sizes of the model is tried, and
+        what random elements of it leave alone belongs to the group, as in :func:`ddc.discover`, whose
+        arguments these are. The twin may have fewer layers as well: three or more, which the model's first
+        ones and its last are taken to be like, and all others like the second.
+
+        Examples
+        --------
+        >>> group = ddc.discover(make(width=16, layers=4), loss).widen(  # doctest: +SKIP
+        ...     model := make(width=1024, layers=24), loss
+        ... )
+        """
+        from ddc.discovery import widened
+
+        return widened(
+            self,
+            model,
+            loss,
+            dataloader=dataloader,
+            batches=batches,
+            max_batches=max_batches,
+            seed=seed,
+            engagement_steps=engagement_steps,
+            completeness=completeness,
+            exact_up_to=exact_up_to,
+            verbose=verbose,
+        )
+
     def to_json(self) -> str:
         return self._core.to_json()
 

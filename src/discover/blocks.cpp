@@ -6,6 +6,7 @@
 #include <numeric>
 #include <set>
 
+#include "gauge/leg_maps.h"
 #include "relations.h"
 #include "search.h"
 
@@ -60,6 +61,36 @@ Mixing mixing_of(const at::Tensor& row, double size, double epsilon) {
   }
   if (all_small) return {n, 1};
   return {};
+}
+
+/// Of the charge of a matrix group of one block: the squares of the first row plus those of the first column,
+/// and the size of its terms. All of it would take the cube of an MLP's width.
+struct FirstEntries {
+  at::Tensor squares;
+  double size = 0;
+};
+
+FirstEntries first_entries(const Gauge& gauge, const Parameters& params,
+                           const Parameters& gradients) {
+  const at::NoGradGuard no_grad;
+  auto row = at::zeros({gauge.block}, at::kDouble);
+  auto column = at::zeros({gauge.block}, at::kDouble);
+  FirstEntries result;
+  for (const auto& leg : gauge.legs) {
+    const auto taken = [&](const Parameters& table) {
+      const auto tensor = table[leg.tensor].tensor.detach();
+      return block_map_of(gauge, leg, tensor).take(tensor).select(0, 0).to(at::kDouble);
+    };
+    const auto weight = taken(params);
+    const auto gradient = taken(gradients);
+    const auto by_gradient = weight.mv(gradient[0]).cpu();
+    const auto by_weight = gradient.mv(weight[0]).cpu();
+    row += leg.exponent > 0 ? by_gradient : -by_weight;
+    column += leg.exponent > 0 ? by_weight : -by_gradient;
+    result.size += weight.norm().item<double>() * gradient.norm().item<double>();
+  }
+  result.squares = row.square() + column.square();
+  return result;
 }
 
 }  // namespace
@@ -118,10 +149,13 @@ void Search::find_blocks() {
   }
   std::vector<at::Tensor> rows(whole.size());
   std::vector<double> sizes(whole.size(), 0);
-  probe.each_charge(whole, probe.charge_batches(), [&](size_t k, const Charge& charge) {
-    const auto found = charge.value[0][0].square() + charge.value[0].select(1, 0).square();
-    rows[k] = rows[k].defined() ? rows[k] + found : found;
-    sizes[k] = std::max(sizes[k], charge.scale.max().item<double>());
+  const int64_t batches = whole.empty() ? 0 : probe.charge_batches();
+  probe.each_batch(batches, [&](const Parameters& gradients) {
+    for (size_t k = 0; k < whole.size(); ++k) {
+      const auto found = first_entries(whole[k], probe.params(), gradients);
+      rows[k] = rows[k].defined() ? rows[k] + found.squares : found.squares;
+      sizes[k] = std::max(sizes[k], found.size);
+    }
   });
   std::vector<Gauge> candidates;
   std::vector<size_t> candidate_of;

@@ -10,16 +10,19 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <span>
 #include <sstream>
 
 #include "ddc/discover/gate.h"
 #include "ddc/geometry/completeness.h"
 #include "ddc/measure/engagement.h"
+#include "discover/gate_point.h"
 #include "discover/reasons.h"
 #include "frame/plan.h"
 #include "gauge/leg_maps.h"
 #include "labels.h"
 #include "search.h"
+#include "widen.h"
 
 namespace ddc {
 namespace {
@@ -97,8 +100,9 @@ void check_loss(const Parameters& params, const Evaluate& evaluate) {
 
 using Report = std::function<void(const char* stage, size_t done, size_t all)>;
 
-/// With more gauges than this, those of one kind are tried together.
+/// With more gauges than this, those of one kind are tried together; of a large model with more than few.
 constexpr size_t many = 60;
+constexpr size_t many_of_large = 12;
 
 Finding finding(const Gauge& gauge, const Parameters& params, const Verdict& verdict) {
   return {.gauge = gauge,
@@ -129,10 +133,11 @@ int64_t classes_of(const Evaluate& evaluate) {
 /// Decides what belongs to the group. Works at the generic point.
 class Judge {
  public:
-  Judge(const Parameters& params, const Evaluate& evaluate, int64_t classes, Report report,
+  Judge(const Parameters& params, GatePoint& point, int64_t classes, bool large, Report report,
         SymmetryGroup& group)
-      : params_(params),
-        evaluate_(evaluate),
+      : large_(large),
+        params_(params),
+        point_(point),
         report_(std::move(report)),
         group_(group),
         classes_(classes) {}
@@ -140,7 +145,7 @@ class Judge {
   /// Tries gauges, alone or with those of their kind.
   void try_all(std::vector<Gauge> gauges) {
     proposed_ = gauges.size();
-    if (gauges.size() <= many) {
+    if (gauges.size() <= (large_ ? many_of_large : many)) {
       for (auto& gauge : gauges) try_one(gauge);
       return;
     }
@@ -165,11 +170,23 @@ class Judge {
   void try_guesses(const std::vector<std::vector<Gauge>>& guesses) {
     for (const auto& pattern : guesses) {
       for (const auto& gauge : pattern) {
-        const auto verdict = gate(gauge, params_, evaluate_, quick_);
+        const auto verdict = gate({gauge}, params_, point_, quick_);
         if (!verdict.passed) break;
         add(gauge, verdict);
       }
     }
+  }
+
+  /// Adds the first choice that passes to `gauges`, with those of the same pattern elsewhere.
+  void choose(const Choices& pattern, std::vector<Gauge>& gauges) {
+    const auto& first = pattern.gauges.front();
+    for (size_t k = 0; k < first.size(); ++k) {
+      report_("widths", k, first.size());
+      if (!gate({first[k]}, params_, point_, quick_).passed) continue;
+      for (const auto& choices : pattern.gauges) gauges.push_back(choices[k]);
+      return;
+    }
+    group_.notes.push_back("no widening of '" + pattern.name + "' is a symmetry");
   }
 
   /// What charges have overlooked and the gate lets pass belongs to the group all the same.
@@ -184,12 +201,12 @@ class Judge {
     for (const auto& gauge : expected) {
       const auto known = [&](const auto& entry) { return entry.name == gauge.name; };
       if (std::any_of(group_.refusals.begin(), group_.refusals.end(), known)) continue;
-      const auto verdict = gate(gauge, params_, evaluate_, quick_);
+      const auto verdict = gate({gauge}, params_, point_, quick_);
       if (verdict.passed) {
         add(gauge, verdict);
         continue;
       }
-      auto reason = reason_of_failure(gauge, params_, evaluate_);
+      auto reason = reason_of_failure(gauge, params_, point_.evaluate());
       // Tensors with as many rows as there are classes are expected to have the shift of logits only if
       // they make logits, and only before a softmax.
       const auto begins = [&](const char* words) { return reason.rfind(words, 0) == 0; };
@@ -221,14 +238,14 @@ class Judge {
   void try_together() {
     bind_together();
     if (group_.findings.empty()) return;
-    auto verdict = gate(group_.gauges(), params_, evaluate_);
+    auto verdict = gate(group_.gauges(), params_, point_);
     if (!verdict.passed) {
       keep_while([&](const std::vector<Gauge>& gauges, std::string& why) {
-        verdict = gate(gauges, params_, evaluate_);
+        verdict = gate(gauges, params_, point_);
         why = "it passes the gate alone, but not together with those above";
         return verdict.passed;
       });
-      verdict = gate(group_.gauges(), params_, evaluate_);
+      verdict = gate(group_.gauges(), params_, point_);
     }
     group_.joint_residual = verdict.residual;
     group_.joint_tolerance = verdict.tolerance;
@@ -246,13 +263,13 @@ class Judge {
 
   void try_one(Gauge& gauge, bool alone = true) {
     report_("gate", tried_++, proposed_);
-    const auto verdict = gate(gauge, params_, evaluate_, alone ? GateOptions{} : quick_);
+    const auto verdict = gate({gauge}, params_, point_, alone ? GateOptions{} : quick_);
     if (gauge.kind == "shift") label_shift_(params_, gauge, verdict.shifts_logits);
     if (verdict.passed) {
       add(gauge, verdict);
     } else {
       group_.refusals.push_back(
-          refusal(gauge, verdict.residual, reason_of_failure(gauge, params_, evaluate_)));
+          refusal(gauge, verdict.residual, reason_of_failure(gauge, params_, point_.evaluate())));
     }
   }
 
@@ -287,30 +304,41 @@ class Judge {
     for (auto gauge = kind.begin(); gauge != others; ++gauge) try_one(*gauge, /*alone=*/false);
     kind.erase(kind.begin(), others);
     if (kind.empty()) return false;
+    return try_some(kind);
+  }
+
+  /// Together, and if that fails in halves: a wrong guess among a hundred gauges costs as many evaluations as a
+  /// hundred can be halved. True if any were tried together.
+  bool try_some(std::span<Gauge> some) {
+    if (some.size() == 1) {
+      try_one(some.front(), /*alone=*/false);
+      return false;
+    }
     std::set<std::string> tensors;
     size_t legs = 0;
-    for (const auto& gauge : kind) {
+    for (const auto& gauge : some) {
       for (const auto& leg : gauge.legs) tensors.insert(leg.tensor);
       legs += gauge.legs.size();
     }
     auto options = quick_;
     options.shrink = tensors.size() == legs;
     report_("gate", tried_, proposed_);
-    const auto verdict = kind.size() == 1 ? Verdict{} : gate(kind, params_, evaluate_, options);
+    const auto verdict = gate({some.begin(), some.end()}, params_, point_, options);
     if (!verdict.passed) {
-      for (auto& gauge : kind) try_one(gauge, /*alone=*/false);
-      return false;
+      const bool first = try_some(some.first(some.size() / 2));
+      return try_some(some.subspan(some.size() / 2)) || first;
     }
-    for (auto& gauge : kind) {
+    for (auto& gauge : some) {
       if (gauge.kind == "shift") label_shift_(params_, gauge, false);
       add(gauge, verdict);
     }
-    tried_ += kind.size();
+    tried_ += some.size();
     return true;
   }
 
+  bool large_;
   const Parameters& params_;
-  const Evaluate& evaluate_;
+  GatePoint& point_;
   Report report_;
   SymmetryGroup& group_;
   int64_t classes_;
@@ -327,6 +355,8 @@ struct Candidates {
   std::vector<std::vector<Gauge>> guesses;
   /// What similar models have.
   std::vector<Gauge> expected;
+  /// Of which one is to be chosen.
+  std::vector<Choices> choices;
 };
 
 Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& stacks,
@@ -364,35 +394,20 @@ Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& s
   return result;
 }
 
-/// Finds gauges and decides which of them are. The parameters are moved meanwhile. False if that was
+/// Decides which of the candidates are gauges, where the probe has moved the parameters to. False if that was
 /// interrupted.
-bool find(const Parameters& params, const Evaluate& evaluate, const DiscoverOptions& options,
-          const Report& report, SymmetryGroup& group) {
-  const Stacks stacks(params);
-  const int64_t classes = classes_of(evaluate);
-  // All parameters are at a generic point, for the gate as well.
-  Probe everything(params, evaluate, options.seed + 1);
-  Candidates candidates;
-  if (stacks.empty()) {
-    candidates = candidates_of(everything, params, stacks, options, classes, report);
-    everything.move_to(0);
-  } else {
-    everything.move_to(0);
-    const auto searched = stacks.searched_of(params);
-    group.notes.push_back(std::to_string(stacks.searched()) + " of " +
-                          std::to_string(stacks.layers()) +
-                          " repeated layers were searched, and the others tried by analogy");
-    {
-      auto probe = everything.of_part(searched);
-      candidates = candidates_of(probe, params, stacks, options, classes, report);
-    }
-    everything.move_to(0);
-  }
-
+bool decide(const Probe& probe, const Candidates& candidates, const DiscoverOptions& options,
+            int64_t classes, const Report& report, SymmetryGroup& group) {
+  const auto& params = probe.params();
+  probe.move_to(0);
   report("gate", 0, 0);
-  Judge judge(params, evaluate, classes, report, group);
+  // A small model's copies are no burden, and are there at once.
+  GatePoint point(probe.evaluate(), probe.is_large() ? probe.place(0) : ValuesAt());
+  Judge judge(params, point, classes, probe.is_large(), report, group);
   try {
-    judge.try_all(std::move(candidates.gauges));
+    auto gauges = candidates.gauges;
+    for (const auto& pattern : candidates.choices) judge.choose(pattern, gauges);
+    judge.try_all(std::move(gauges));
     judge.try_guesses(candidates.guesses);
     report("refusals", 0, 0);
     judge.refuse_expected(candidates.expected);
@@ -412,7 +427,7 @@ bool find(const Parameters& params, const Evaluate& evaluate, const DiscoverOpti
     // The group has been found; that its dimension cannot be compared with the null space's is no reason
     // to lose it.
     try {
-      group.completeness = completeness(group.gauges(), params, evaluate,
+      group.completeness = completeness(group.gauges(), params, probe.evaluate(),
                                         {.seed = options.seed, .exact_up_to = options.exact_up_to});
     } catch (const c10::Error& error) {
       group.notes.push_back(std::string("completeness is not known: ") +
@@ -420,6 +435,29 @@ bool find(const Parameters& params, const Evaluate& evaluate, const DiscoverOpti
     }
   }
   return true;
+}
+
+/// Finds gauges and decides which of them are. The parameters are moved meanwhile. False if that was
+/// interrupted.
+bool find(const Parameters& params, const Evaluate& evaluate, const DiscoverOptions& options,
+          const Report& report, SymmetryGroup& group) {
+  const Stacks stacks(params);
+  const int64_t classes = classes_of(evaluate);
+  // All parameters are at a generic point, for the gate as well.
+  Probe everything(params, evaluate, options.seed + 1);
+  Candidates candidates;
+  if (stacks.empty()) {
+    candidates = candidates_of(everything, params, stacks, options, classes, report);
+  } else {
+    everything.move_to(0);
+    const auto searched = stacks.searched_of(params);
+    group.notes.push_back(std::to_string(stacks.searched()) + " of " +
+                          std::to_string(stacks.layers()) +
+                          " repeated layers were searched, and the others tried by analogy");
+    auto probe = everything.of_part(searched);
+    candidates = candidates_of(probe, params, stacks, options, classes, report);
+  }
+  return decide(everything, candidates, options, classes, report, group);
 }
 
 /// At the weights as they are a gain may have entries that are zero. What acts through them is a
@@ -484,8 +522,13 @@ void leave_out_dead_channels(const Parameters& params, SymmetryGroup& group) {
 
 }  // namespace
 
-SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
-                       const DiscoverOptions& options) {
+namespace {
+
+/// What discovery and widening have in common; `find` adds to the group, and says whether it finished.
+SymmetryGroup group_of(const Parameters& params, const Evaluate& evaluate,
+                       const DiscoverOptions& options,
+                       const std::function<bool(const Parameters& moving, const Report& report,
+                                                SymmetryGroup& group)>& find) {
   const Report report = [&](const char* stage, size_t done, size_t all) {
     if (options.progress) options.progress(stage, done, all);
   };
@@ -493,7 +536,7 @@ SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
   group.parameters = fingerprint(params);
   const auto moving = trainable(params, group.notes);
   check_loss(moving, evaluate);
-  const bool finished = find(moving, evaluate, options, report, group);
+  const bool finished = find(moving, report, group);
   leave_out_dead_gains(moving, group);
   leave_out_dead_channels(moving, group);
   if (finished && options.engagement_steps > 0 && !group.findings.empty()) {
@@ -503,6 +546,27 @@ SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
     for (size_t k = 0; k < moved.size(); ++k) group.findings[k].engagement = moved[k];
   }
   return group;
+}
+
+}  // namespace
+
+SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
+                       const DiscoverOptions& options) {
+  return group_of(params, evaluate, options,
+                  [&](const Parameters& moving, const Report& report, SymmetryGroup& group) {
+                    return find(moving, evaluate, options, report, group);
+                  });
+}
+
+SymmetryGroup widen(const SymmetryGroup& narrow, const Parameters& params, const Evaluate& evaluate,
+                    const DiscoverOptions& options) {
+  return group_of(params, evaluate, options,
+                  [&](const Parameters& moving, const Report& report, SymmetryGroup& group) {
+                    Candidates candidates;
+                    candidates.choices = widened(narrow, moving, group.notes);
+                    const Probe probe(moving, evaluate, options.seed + 1);
+                    return decide(probe, candidates, options, classes_of(evaluate), report, group);
+                  });
 }
 
 }  // namespace ddc

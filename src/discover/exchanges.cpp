@@ -218,8 +218,11 @@ void find_single_exchanges(Search& search) {
     for (const size_t b : vectors) {
       for (const size_t k : readers_before(search, b)) {
         const auto& slot = search.slot(k);
-        const auto pulled = at::tensordot(search.tensor_of(k).tensor.detach().to(at::kDouble),
-                                          gradient(b), {1 - slot.axis}, {0});
+        // In its own type: a copy of an embedding in float64 is a large part of a model.
+        const auto weight = search.tensor_of(k).tensor.detach();
+        const auto pulled =
+            at::tensordot(weight, gradient(b).to(weight.scalar_type()), {1 - slot.axis}, {0})
+                .to(at::kDouble);
         for (const size_t v : vectors) {
           if (v == b || probe.parameter(v).tensor.size(0) != slot.size) continue;
           if (!search.are_near(v, b) || sources.count(probe.parameter(v).name) > 0) continue;

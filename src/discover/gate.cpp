@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "ddc/gauge/action.h"
+#include "discover/gate_point.h"
 #include "discover/noise.h"
 #include "discover/restore.h"
 
@@ -33,12 +34,6 @@ constexpr double kBlind = 1e-3;
 /// to make a norm's eps show beside the variance it is added to.
 constexpr double kShrink = 6;
 
-/// A batch at some point: the loss, and the outputs if there are any.
-struct Outcome {
-  double loss = 0;
-  at::Tensor outputs;
-};
-
 Outcome evaluated(const Evaluate& evaluate, int64_t batch) {
   const at::NoGradGuard no_grad;
   const auto evaluation = evaluate(static_cast<uint64_t>(batch));
@@ -46,10 +41,6 @@ Outcome evaluated(const Evaluate& evaluate, int64_t batch) {
               batch, " is not a scalar");
   const auto& outputs = evaluation.outputs;
   return {evaluation.loss.item<double>(), outputs.defined() ? outputs.detach() : outputs};
-}
-
-double norm_of(const at::Tensor& tensor) {
-  return at::linalg_vector_norm(tensor, 2, {}, false, at::kDouble).item<double>();
 }
 
 /// A size of the loss, of the outputs, and of the outputs less their mean over the last axis.
@@ -86,10 +77,6 @@ Size size_of(const Outcome& here) {
   return {std::abs(here.loss), outputs, outputs};
 }
 
-at::Tensor uniform_like(const at::Tensor& tensor, const at::Generator& generator) {
-  return uniform_noise(tensor.sizes(), tensor.scalar_type(), 1, generator).to(tensor.device());
-}
-
 double eps_of(const at::Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case at::kDouble:
@@ -103,16 +90,51 @@ double eps_of(const at::Tensor& tensor) {
   }
 }
 
+int64_t entries_of(const Parameters& params) {
+  int64_t entries = 0;
+  for (const auto& [name, tensor] : params) entries += tensor.numel();
+  return entries;
+}
+
 /// Moves every entry by what it is rounded by.
 void add_rounding_(const Parameters& params, const at::Generator& generator) {
   const at::NoGradGuard no_grad;
-  for (const auto& [name, tensor] : params) {
-    at::Tensor(tensor).addcmul_(uniform_like(tensor, generator), tensor, kNoise * eps_of(tensor));
+  const Noise noise(entries_of(params), generator);
+  int64_t offset = 0;
+  for (const auto& entry : params) {
+    const double size = kNoise * eps_of(entry.tensor);
+    noise.each(entry.tensor, offset, [&](const at::Tensor& piece, const at::Tensor& drawn) {
+      at::Tensor(piece).addcmul_(drawn, piece, size);
+    });
+    offset += entry.tensor.numel();
   }
 }
 
 /// An element of the product of the gauges' groups.
 using Element = std::vector<GroupElement>;
+
+/// Blocks of rotations with more channels are turned in so many planes at random, and not by matrices: what
+/// holds for planes at random holds for all, and so for their products.
+constexpr int64_t kWide = 256;
+constexpr int64_t kPlanes = 8;
+
+bool is_wide(const Gauge& gauge) { return gauge.action == Action::rotation && gauge.block > kWide; }
+
+/// `count` orthonormal vectors per block, orthogonal to the ones if these are fixed.
+at::Tensor orthonormal(const Gauge& gauge, int64_t count, const at::Generator& generator) {
+  auto drawn = at::randn({gauge.blocks(), gauge.block, count}, generator, at::kDouble);
+  if (gauge.fixes_ones) drawn = drawn - drawn.mean(1, true);
+  return std::get<0>(at::linalg_qr(drawn, "reduced"));
+}
+
+/// Turns by the angle in every plane. Two reflections turn by twice the angle between their normals.
+GroupElement in_planes(const Gauge& gauge, double angle, const at::Generator& generator) {
+  const auto all = orthonormal(gauge, 2 * kPlanes, generator);
+  const auto first = all.narrow(2, 0, kPlanes);
+  const auto second =
+      first * std::cos(angle / 2) + all.narrow(2, kPlanes, kPlanes) * std::sin(angle / 2);
+  return at::cat({first, second}, 2);
+}
 
 /// One step of Newton's iteration for the polar factor: exponentials of matrices in float64 are
 /// orthogonal to many times its rounding, which the gate would notice.
@@ -123,6 +145,7 @@ GroupElement orthogonal(const GroupElement& element) {
 /// Turns a block's rotation into one of determinant -1.
 GroupElement reflected(const Gauge& gauge, const GroupElement& element,
                        const at::Generator& generator) {
+  if (is_wide(gauge)) return at::cat({element, orthonormal(gauge, 1, generator)}, 2);
   auto normal = at::randn({gauge.blocks(), gauge.block, 1}, generator, at::kDouble);
   if (gauge.fixes_ones) normal = normal - normal.mean(1, true);
   normal = normal / normal.norm(2, {1}, true);
@@ -137,13 +160,20 @@ std::vector<Element> elements(const std::vector<Gauge>& gauges, const Parameters
                               const GateOptions& options, const at::Generator& generator) {
   std::vector<Element> result;
   for (const double size : options.sizes) {
-    result.push_back(random_element(gauges, params, size, generator));
+    Element element;
+    for (const auto& gauge : gauges) {
+      element.push_back(is_wide(gauge) ? in_planes(gauge, size, generator)
+                                       : random_element(gauge, params, size, generator));
+    }
+    result.push_back(std::move(element));
   }
   auto& last = result.back();
   for (size_t k = 0; k < gauges.size(); ++k) {
     if (gauges[k].action != Action::rotation) continue;
     if (gauges[k].block > 2) last[k] = reflected(gauges[k], last[k], generator);
-    for (auto& element : result) element[k] = orthogonal(element[k]);
+    for (auto& element : result) {
+      if (!is_wide(gauges[k])) element[k] = orthogonal(element[k]);
+    }
   }
   const bool scales = std::any_of(gauges.begin(), gauges.end(), [](const Gauge& gauge) {
     return gauge.action == Action::scale || gauge.action == Action::linear;
@@ -165,24 +195,25 @@ std::vector<Element> elements(const std::vector<Gauge>& gauges, const Parameters
 
 class Gate {
  public:
-  Gate(const std::vector<Gauge>& gauges, const Parameters& params, const Evaluate& evaluate,
+  Gate(const std::vector<Gauge>& gauges, const Parameters& params, GatePoint& point,
        const GateOptions& options)
       : gauges_(gauges),
         params_(params),
-        evaluate_(evaluate),
+        evaluate_(point.evaluate()),
         generator_(at::make_generator<at::CPUGeneratorImpl>(options.seed)),
         batches_(options.batches),
-        restore_(acted_on(gauges, params)) {
+        restore_(point.place() ? Restore(acted_on(gauges, params), point.place())
+                               : Restore(acted_on(gauges, params))) {
     for (const auto& [name, tensor] : restore_.params()) eps_ = std::max(eps_, eps_of(tensor));
     for (int64_t b = 0; b < batches_; ++b) {
-      here_.push_back(evaluated(evaluate_, b));
+      here_.push_back(point.outcome(b));
       TORCH_CHECK(std::isfinite(here_.back().loss), "gate: the loss of batch ", b, " is ",
                   here_.back().loss, ", there is nothing to compare with");
       scale_ = scale_.largest(size_of(here_.back()));
     }
-    const double again = evaluated(evaluate_, 0).loss;
-    TORCH_CHECK(std::abs(again - here_[0].loss) <= 1e3 * eps_ * std::abs(again),
-                "gate: batch 0 has loss ", here_[0].loss, " and, evaluated again, ", again,
+    const double loss = here_[0].loss;
+    TORCH_CHECK(point.difference() <= 1e3 * eps_ * std::abs(loss), "gate: batch 0 has loss ", loss,
+                " and, evaluated again, one that differs by ", point.difference(),
                 "; the same number must give the same batch and the same loss (is dropout on?)");
     add_rounding_(restore_.params(), generator_);
     rounding_here_ = changes(here_);
@@ -220,7 +251,7 @@ class Gate {
     std::vector<double> result;
     size_t k = 0;
     for (const auto& [name, tensor] : restore_.params()) {
-      result.push_back(norm_of(tensor.detach() - restore_.saved()[k++]));
+      result.push_back(norm_of(tensor.detach() - restore_.value(k++)));
     }
     return result;
   }
@@ -228,10 +259,19 @@ class Gate {
   /// What a random move of the tensors by these distances changes; on one batch, as it is but a unit.
   Size control(const std::vector<double>& distances) {
     const at::NoGradGuard no_grad;
+    const Noise noise(entries_of(restore_.params()), generator_);
+    int64_t offset = 0;
     size_t k = 0;
-    for (const auto& [name, tensor] : restore_.params()) {
-      const auto noise = uniform_like(tensor, generator_);
-      at::Tensor(tensor).add_(noise, distances[k++] / std::max(norm_of(noise), 1e-300));
+    for (const auto& entry : restore_.params()) {
+      double squares = 0;
+      noise.each(entry.tensor, offset, [&](const at::Tensor&, const at::Tensor& drawn) {
+        squares += drawn.to(at::kDouble).square().sum().item<double>();
+      });
+      const double size = distances[k++] / std::max(std::sqrt(squares), 1e-300);
+      noise.each(entry.tensor, offset, [&](const at::Tensor& piece, const at::Tensor& drawn) {
+        at::Tensor(piece).add_(drawn, size);
+      });
+      offset += entry.tensor.numel();
     }
     return change(here_[0], evaluated(evaluate_, 0));
   }
@@ -303,16 +343,34 @@ class Gate {
 
 }  // namespace
 
-Verdict gate(const std::vector<Gauge>& gauges, const Parameters& params, const Evaluate& evaluate,
+const Outcome& GatePoint::outcome(int64_t batch) {
+  for (auto next = std::ssize(outcomes_); next <= batch; ++next) {
+    outcomes_.push_back(evaluated(evaluate_, next));
+  }
+  return outcomes_[static_cast<size_t>(batch)];
+}
+
+double GatePoint::difference() {
+  if (difference_ < 0) difference_ = std::abs(evaluated(evaluate_, 0).loss - outcome(0).loss);
+  return difference_;
+}
+
+Verdict gate(const std::vector<Gauge>& gauges, const Parameters& params, GatePoint& point,
              const GateOptions& options) {
-  TORCH_CHECK(evaluate, "gate: `evaluate` is empty");
   TORCH_CHECK(options.batches > 0, "gate: batches must be positive, got ", options.batches);
   TORCH_CHECK(!options.sizes.empty(), "gate: sizes must not be empty");
   for (const double size : options.sizes) {
     TORCH_CHECK(size > 0 && std::isfinite(size), "gate: sizes must be positive, got ", size);
   }
   for (const auto& gauge : gauges) validate(gauge, params);
-  return Gate(gauges, params, evaluate, options).run(options);
+  return Gate(gauges, params, point, options).run(options);
+}
+
+Verdict gate(const std::vector<Gauge>& gauges, const Parameters& params, const Evaluate& evaluate,
+             const GateOptions& options) {
+  TORCH_CHECK(evaluate, "gate: `evaluate` is empty");
+  GatePoint point(evaluate);
+  return gate(gauges, params, point, options);
 }
 
 Verdict gate(const Gauge& gauge, const Parameters& params, const Evaluate& evaluate,

@@ -15,8 +15,7 @@
 namespace ddc {
 
 double root_mean_square(const at::Tensor& values) {
-  const double norm = at::linalg_vector_norm(values, 2, {}, false, at::kDouble).item<double>();
-  return norm / std::sqrt(static_cast<double>(std::max<int64_t>(values.numel(), 1)));
+  return norm_of(values) / std::sqrt(static_cast<double>(std::max<int64_t>(values.numel(), 1)));
 }
 
 namespace {
@@ -40,8 +39,12 @@ double epsilon_of(at::ScalarType type) {
 
 /// Sum over all axes but the slot's.
 at::Tensor sum_except(const at::Tensor& values, const Slot& slot) {
-  const auto front = slot.stacked ? values.movedim(slot.axis, 1) : values.movedim(slot.axis, 0);
-  return front.reshape({slot.size, -1}).sum(1);
+  if (slot.stacked) return values.movedim(slot.axis, 1).reshape({slot.size, -1}).sum(1);
+  std::vector<int64_t> others;
+  for (int64_t other = 0; other < values.dim(); ++other) {
+    if (other != slot.axis) others.push_back(other);
+  }
+  return others.empty() ? values : values.sum(others);
 }
 
 /// How large the entries of a tensor usually are. Single large ones (biases of units that are switched
@@ -89,6 +92,8 @@ Probe::Probe(const Parameters& params, Evaluate evaluate, uint64_t seed, Restore
   scale_offset_ = shift_offset_ = small_offset_ = {0};
   for (const auto& [name, tensor] : params_) {
     epsilon_ = std::max(epsilon_, epsilon_of(tensor.scalar_type()));
+    index_[name] = index;
+    first_entry_.push_back(entries_);
     entries_ += tensor.numel();
     stored_.push_back(typical_size(restore_.saved()[index]));
     growth_.push_back(growth_of(tensor, stored_.back()));
@@ -187,17 +192,30 @@ double Probe::size_of(size_t tensor) const {
   return size > 0 ? size : 0.8;
 }
 
-void Probe::move_to(uint64_t batch) const {
+Noise Probe::noise_of(uint64_t batch) const {
+  return {entries_, at::detail::createCPUGenerator(seed_ + batch)};
+}
+
+void Probe::write(size_t k, const Noise& noise, const at::Tensor& values) const {
   const at::NoGradGuard no_grad;
-  const auto generator = at::detail::createCPUGenerator(seed_ + batch);
+  const double width = size_of(k) / 4 * std::sqrt(3.0);
+  at::Tensor(values).copy_(restore_.saved()[k]);
+  if (growth_[k] != 1) at::Tensor(values).mul_(growth_[k]);
+  noise.each(values, first_entry_[k], [&](const at::Tensor& piece, const at::Tensor& drawn) {
+    at::Tensor(piece).add_(drawn, width);
+  });
+}
+
+void Probe::move_to(uint64_t batch) const {
+  const auto noise = noise_of(batch);
   size_t k = 0;
-  for (const auto& [name, tensor] : params_) {
-    const auto& value = restore_.saved()[k];
-    const double width = size_of(k) / 4 * std::sqrt(3.0);
-    const auto noise = uniform_noise(tensor.sizes(), at::kFloat, width, generator);
-    at::Tensor(tensor).copy_(value).mul_(growth_[k]).add_(noise.to(tensor.options()));
-    ++k;
-  }
+  for (const auto& [name, tensor] : params_) write(k++, noise, tensor);
+}
+
+ValuesAt Probe::place(uint64_t batch) const {
+  return [this, noise = noise_of(batch)](const std::string& name, const at::Tensor& values) {
+    write(index_.at(name), noise, values);
+  };
 }
 
 double Probe::zero() const { return epsilon_ < 1e-10 ? 1e-9 : 2e-4; }
@@ -238,15 +256,20 @@ void Probe::draw(int64_t wanted) {
       const auto put = [](const at::Tensor& all, int64_t offset, const at::Tensor& values) {
         all.narrow(0, offset, values.numel()).copy_(values.flatten());
       };
-      const auto product = weight.detach() * gradient;
-      const auto size = gradient.abs();
+      // One after the other in the same memory.
+      auto terms = weight.detach() * gradient;
+      const size_t first = slot;
       for (; slot < slots_.size() && slots_[slot].tensor == k; ++slot) {
         const auto& here = slots_[slot];
-        put(scale, scale_offset_[slot], sum_except(product, here));
-        shift_scale.push_back(here.stacked ? 0 : root_mean_square(size.sum(here.axis)));
+        put(scale, scale_offset_[slot], sum_except(terms, here));
         if (keep_shift && !here.stacked) {
           put(shift, shift_offset_[slot], gradient.sum(here.axis));
         }
+      }
+      at::abs_out(terms, gradient);
+      for (size_t past = first; past < slot; ++past) {
+        const auto& here = slots_[past];
+        shift_scale.push_back(here.stacked ? 0 : root_mean_square(terms.sum(here.axis)));
       }
       if (is_small(k)) put(small, small_offset_[k], gradient);
       rms.push_back(root_mean_square(gradient));

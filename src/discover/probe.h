@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "ddc/discover/evaluate.h"
 #include "ddc/gauge/action.h"
 #include "ddc/parameters.h"
+#include "noise.h"
 #include "restore.h"
 
 namespace ddc {
@@ -61,6 +63,8 @@ class Probe {
 
   /// Moves the parameters to the point that belongs to a batch.
   void move_to(uint64_t batch) const;
+  /// That point, as long as this probe lives and is not balanced again.
+  ValuesAt place(uint64_t batch) const;
   /// Gradients of a batch's loss at the point that belongs to it, as a table of the same names; zeros where the loss does not depend
   /// on a parameter.
   Parameters gradients(uint64_t batch) const { return gradients_of(params_, batch); }
@@ -110,6 +114,9 @@ class Probe {
   std::vector<Pair> pairs() const;
   /// How large the entries of a tensor are where the probe goes.
   double size_of(size_t tensor) const;
+  Noise noise_of(uint64_t batch) const;
+  /// Writes what a tensor is where the probe goes with this noise.
+  void write(size_t tensor, const Noise& noise, const at::Tensor& values) const;
 
   Parameters params_;
   Evaluate evaluate_;
@@ -118,6 +125,9 @@ class Probe {
   std::vector<Slot> slots_;
   double epsilon_ = 0;
   int64_t entries_ = 0;
+  /// Where the entries of a tensor begin among those of all.
+  std::vector<int64_t> first_entry_;
+  std::unordered_map<std::string, size_t> index_;
   /// The typical entry of each tensor.
   std::vector<double> stored_;
   /// By what each tensor is multiplied.

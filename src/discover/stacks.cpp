@@ -101,6 +101,15 @@ bool same(const Gauge& a, const Gauge& b) {
 
 }  // namespace
 
+namespace {
+
+bool is_outer(const Stack& a, const Stack& b) {
+  return std::count(a.prefix.begin(), a.prefix.end(), '.') <
+         std::count(b.prefix.begin(), b.prefix.end(), '.');
+}
+
+}  // namespace
+
 Stacks::Stacks(const Parameters& params) {
   using Signature = std::set<std::pair<std::string, std::vector<int64_t>>>;
   std::map<std::string, std::map<int64_t, Signature>> modules;
@@ -117,10 +126,50 @@ Stacks::Stacks(const Parameters& params) {
       stacks_.push_back({prefix, numbers, {numbers[0], numbers[1], numbers[2], numbers.back()}});
     }
   }
-  std::stable_sort(stacks_.begin(), stacks_.end(), [](const Stack& a, const Stack& b) {
-    return std::count(a.prefix.begin(), a.prefix.end(), '.') <
-           std::count(b.prefix.begin(), b.prefix.end(), '.');
-  });
+  std::stable_sort(stacks_.begin(), stacks_.end(), is_outer);
+}
+
+Stacks::Stacks(const Parameters& params, const Fingerprint& twin) {
+  std::map<std::string, std::set<int64_t>> numbers;
+  std::map<std::string, std::set<int64_t>> known;
+  for (const auto& [name, tensor] : params) {
+    for (const auto& [prefix, place] : positions_of(name)) numbers[prefix].insert(place.number);
+  }
+  for (const auto& entry : twin.entries) {
+    for (const auto& [prefix, place] : positions_of(entry.name)) known[prefix].insert(place.number);
+  }
+  for (const auto& [prefix, all] : numbers) {
+    const auto& few = known[prefix];
+    const bool begins = std::equal(few.begin(), few.end(), all.begin(),
+                                   std::next(all.begin(), std::min(few.size(), all.size())));
+    if (few.size() < 2 || few.size() >= all.size() || !begins) continue;
+    Stack stack{prefix, {all.begin(), all.end()}, {few.begin(), few.end()}};
+    for (const int64_t number : all) {
+      stack.in_twin[number] = few.count(number) > 0 ? number : stack.searched[1];
+    }
+    // In the middle of the model there is a layer after it.
+    if (few.size() > 2) stack.in_twin[*few.rbegin()] = stack.searched[1];
+    stack.in_twin[*all.rbegin()] = *few.rbegin();
+    stack.searched.back() = *all.rbegin();
+    stacks_.push_back(std::move(stack));
+  }
+  std::stable_sort(stacks_.begin(), stacks_.end(), is_outer);
+}
+
+std::string Stacks::in_twin(std::string name) const {
+  for (const auto& stack : stacks_) {
+    name = renamed(stack, name, [&](int64_t number) { return stack.in_twin.at(number); });
+  }
+  return name;
+}
+
+Gauge Stacks::from_twin(Gauge gauge) const {
+  for (const auto& stack : stacks_) {
+    const int64_t last = stack.in_twin.at(stack.numbers.back());
+    gauge = renamed(stack, std::move(gauge),
+                    [&](int64_t number) { return number == last ? stack.numbers.back() : number; });
+  }
+  return gauge;
 }
 
 size_t Stacks::searched() const {

@@ -1,9 +1,11 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "ddc/discover/symmetry_group.h"
 #include "ddc/gauge/gauge.h"
 #include "ddc/parameters.h"
 
@@ -18,6 +20,8 @@ struct Stack {
   std::vector<int64_t> numbers;
   /// Those that are searched: the first three and the last.
   std::vector<int64_t> searched;
+  /// Which layer of a twin each of them is like, if the twin has fewer.
+  std::map<int64_t, int64_t> in_twin = {};
 
   /// The second has a layer like itself on both sides, and stands for those that are not searched.
   int64_t typical() const { return searched[1]; }
@@ -40,6 +44,12 @@ class Stacks {
   static constexpr size_t least = 6;
 
   explicit Stacks(const Parameters& params);
+  /// The stacks of which a twin, whose gauges are known, has fewer layers: its first ones and its last are the
+  /// first ones and the last of the model, and were searched.
+  Stacks(const Parameters& params, const Fingerprint& twin);
+  /// The name of a tensor in the twin; a gauge of the twin under the names of the model.
+  std::string in_twin(std::string name) const;
+  Gauge from_twin(Gauge gauge) const;
 
   bool empty() const { return stacks_.empty(); }
   /// How many layers are searched, of how many.

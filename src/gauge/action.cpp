@@ -20,9 +20,17 @@ std::vector<int64_t> element_shape(const Gauge& gauge, const Parameters& params)
   return shape;
 }
 
+/// Whether an element of a rotation is given to `act_` as reflections, one after the other: their unit normals,
+/// [blocks, block, fewer than block]. In a wide residual stream a matrix would take as long as hundreds of
+/// evaluations.
+bool are_reflections(const Gauge& gauge, const GroupElement& element) {
+  return gauge.action == Action::rotation && element.size(2) < gauge.block;
+}
+
 void check_element(const Gauge& gauge, const GroupElement& element, const Parameters& params) {
   validate(gauge, params);
-  const auto shape = element_shape(gauge, params);
+  auto shape = element_shape(gauge, params);
+  if (element.dim() == 3 && are_reflections(gauge, element)) shape[2] = element.size(2);
   TORCH_CHECK(element.sizes() == at::IntArrayRef(shape), "gauge '", gauge.name,
               "': a group element has shape ", at::IntArrayRef(shape), ", got ", element.sizes());
 }
@@ -69,7 +77,16 @@ at::Tensor moved(const Gauge& gauge, const Leg& leg, const at::Tensor& element,
   if (gauge.mixes()) {
     const auto map = block_map_of(gauge, leg, view);
     auto result = tangent ? at::zeros_like(view) : view.clone();
-    map.put_(result, leg_matrices(gauge, leg, part, tangent).matmul(map.take(view)));
+    if (!tangent && are_reflections(gauge, part)) {
+      auto values = map.take(view);
+      for (int64_t k = 0; k < part.size(2); ++k) {
+        const auto normal = part.narrow(2, k, 1);
+        values = values - 2 * normal * normal.transpose(1, 2).matmul(values);
+      }
+      map.put_(result, values);
+    } else {
+      map.put_(result, leg_matrices(gauge, leg, part, tangent).matmul(map.take(view)));
+    }
     return result;
   }
   if (gauge.action == Action::scale) {
@@ -86,6 +103,52 @@ at::Tensor moved(const Gauge& gauge, const Leg& leg, const at::Tensor& element,
   const auto all = map_of(gauge, leg, view, more).gather(part, 0) * leg.exponent;
   const auto shift = without_axes(all, more).expand(view.sizes());
   return tangent ? shift : view + shift;
+}
+
+/// Copies in float64 are made of so many entries of a leg's tensor at a time.
+constexpr int64_t most_at_once = 1 << 22;
+
+/// A part of a leg's tensor: a range of another axis than the leg's.
+struct Slice {
+  int64_t axis = -1;  ///< -1: the whole tensor
+  int64_t start = 0;
+  int64_t size = 0;
+
+  /// The values of the leg's tensor, and of those it looks through.
+  Parameters of(const Leg& leg, const Parameters& params) const {
+    Parameters result;
+    const auto add = [&](const std::string& name, bool cut, int64_t along) {
+      if (name.empty() || result.contains(name)) return;
+      const auto values = params[name].tensor.detach();
+      result.add(name, cut ? values.narrow(along, start, size) : values);
+    };
+    add(leg.tensor, axis >= 0, axis);
+    add(leg.through.gain, false, 0);
+    add(leg.through.shift, false, 0);
+    // It is as long as the other axis of a matrix.
+    add(leg.through.bias, axis >= 0, 0);
+    return result;
+  }
+  /// The same range of an element of a shift, or of its charge, which have the other axes of the tensor.
+  at::Tensor of_shift(const at::Tensor& values, int64_t dim) const {
+    return axis < 0 ? values : values.narrow(axis + values.dim() - dim, start, size);
+  }
+};
+
+/// What a leg acts on, cut so that slices do not look at each other.
+std::vector<Slice> slices_of(const Leg& leg, const at::Tensor& tensor) {
+  int64_t axis = -1;
+  for (int64_t other = 0; other < tensor.dim() && leg.axis >= 0; ++other) {
+    if (other == leg.axis || (leg.stacked && other == 0)) continue;
+    if (axis < 0 || tensor.size(other) > tensor.size(axis)) axis = other;
+  }
+  if (axis < 0 || tensor.numel() <= most_at_once) return {{}};
+  std::vector<Slice> result;
+  const int64_t size = std::max<int64_t>(1, most_at_once * tensor.size(axis) / tensor.numel());
+  for (int64_t start = 0; start < tensor.size(axis); start += size) {
+    result.push_back({axis, start, std::min(size, tensor.size(axis) - start)});
+  }
+  return result;
 }
 
 /// All tensors that an element moves, with their new values or their derivatives (`tangent`), in
@@ -210,18 +273,26 @@ GroupElement inverse(const Gauge& gauge, const GroupElement& element) {
 void act_(const Gauge& gauge, const GroupElement& element, const Parameters& params) {
   check_element(gauge, element, params);
   const at::NoGradGuard no_grad;
-  const auto move = [&](const Gauge& part) {
-    for (const auto& [name, value] : moved(part, element, params, /*tangent=*/false)) {
-      at::Tensor(params[name].tensor).copy_(value);
+  const auto move = [](const Gauge& part, const GroupElement& by, const Parameters& of) {
+    for (const auto& [name, value] : moved(part, by, of, /*tangent=*/false)) {
+      at::Tensor(of[name].tensor.detach()).copy_(value);
     }
   };
-  if (!gauge.mixes()) return move(gauge);
-  // Legs of matrices do not look at each other. One at a time, what is held in float64 is one tensor,
-  // and not all that a residual stream runs through.
+  // Legs that do not look at each other: one at a time, and a slice of it, what is held in float64 is
+  // little, and not all that a residual stream runs through.
+  const bool apart =
+      gauge.mixes() || (gauge.action != Action::exchange &&
+                        std::all_of(gauge.legs.begin(), gauge.legs.end(),
+                                    [](const Leg& leg) { return leg.through.empty(); }));
+  if (!apart) return move(gauge, element, params);
   for (const auto& leg : gauge.legs) {
     auto part = gauge;
     part.legs = {leg};
-    move(part);
+    const auto& tensor = params[leg.tensor].tensor;
+    for (const auto& slice : slices_of(leg, tensor)) {
+      const bool cut = gauge.action == Action::shift;
+      move(part, cut ? slice.of_shift(element, tensor.dim()) : element, slice.of(leg, params));
+    }
   }
 }
 
@@ -312,11 +383,8 @@ Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parame
   };
   for (size_t k = 0; k < gauge.legs.size(); ++k) {
     const auto& leg = gauge.legs[k];
-    // A shift charges the gradient alone.
-    const bool weighted = gauge.action != Action::shift;
-    auto weight = weighted ? value_of(params, leg.tensor) : at::Tensor();
-    if (weighted && leg.offset != 0) weight = weight + leg.offset;
     if (gauge.action == Action::exchange && k > 0) {
+      const auto weight = value_of(params, leg.tensor);
       const auto terms = weight.dim() == 1
                              ? -value_of(gradients, leg.tensor)
                              : -weight * along(value_of(gradients, leg.through.bias), 1 - leg.axis);
@@ -324,36 +392,53 @@ Charge noether_charge(const Gauge& gauge, const Parameters& params, const Parame
       add(map.scatter_all(terms), map.scatter_all(terms.abs()));
       continue;
     }
-    const auto gradient = seen_gradient(leg, params, gradients);
-    if (!leg.through.empty() && gauge.action != Action::shift)
-      weight = weight * gain_of(leg, params);
+    const auto& tensor = params[leg.tensor].tensor;
+    at::Tensor squares_of_weight;
+    at::Tensor squares_of_gradient;
+    for (const auto& slice : slices_of(leg, tensor)) {
+      const auto weights = slice.of(leg, params);
+      const auto gradient = seen_gradient(leg, weights, slice.of(leg, gradients));
+      // What is added charges the gradient alone.
+      const bool weighted = gauge.mixes() || gauge.action == Action::scale;
+      auto weight = weighted ? value_of(weights, leg.tensor) : at::Tensor();
+      if (weight.defined() && leg.offset != 0) weight = weight + leg.offset;
+      if (weight.defined() && !leg.through.empty()) weight = weight * gain_of(leg, weights);
+      if (gauge.mixes()) {
+        const auto map = block_map_of(gauge, leg, weight);
+        const auto x = map.take(weight);
+        const auto g = map.take(gradient);
+        auto product = g.matmul(x.transpose(-1, -2));
+        if (leg.exponent < 0) product = -product.transpose(-1, -2);
+        if (gauge.action == Action::rotation) product = product - product.transpose(-1, -2);
+        add(product, at::zeros_like(charge.scale));
+        const auto add_squares = [](at::Tensor& sum, const at::Tensor& values) {
+          const auto squares = values.square().sum({1, 2}, true);
+          sum = sum.defined() ? sum + squares : squares;
+        };
+        add_squares(squares_of_weight, x);
+        add_squares(squares_of_gradient, g);
+      } else if (gauge.action == Action::exchange) {
+        const auto map = map_of(gauge, leg, gradient);
+        add(map.scatter_all(gradient), map.scatter_all(gradient.abs()));
+      } else if (gauge.action == Action::shift) {
+        const int64_t more = charge.value.dim() - gradient.dim();
+        const auto map = map_of(gauge, leg, gradient, more);
+        auto terms = with_more_axes(gradient, more) * leg.exponent;
+        const auto add_to = [&](const at::Tensor& all, const at::Tensor& part) {
+          slice.of_shift(all, tensor.dim()).add_(part.to(all.device()));
+        };
+        add_to(charge.value, map.scatter(terms));
+        add_to(charge.scale, map.scatter(terms.abs_()));
+      } else {
+        const auto map = map_of(gauge, leg, weight);
+        auto terms = gradient * weight;
+        terms.mul_(leg.exponent);
+        charge.value += map.scatter_all(terms).to(charge.value.device());
+        charge.scale += map.scatter_all(terms.abs_()).to(charge.scale.device());
+      }
+    }
     if (gauge.mixes()) {
-      const auto map = block_map_of(gauge, leg, weight);
-      const auto x = map.take(weight);
-      const auto g = map.take(gradient);
-      auto product = g.matmul(x.transpose(-1, -2));
-      if (leg.exponent < 0) product = -product.transpose(-1, -2);
-      if (gauge.action == Action::rotation) product = product - product.transpose(-1, -2);
-      add(product, g.norm(2, {1, 2}, true) * x.norm(2, {1, 2}, true));
-      continue;
-    }
-    if (gauge.action == Action::exchange) {
-      const auto map = map_of(gauge, leg, gradient);
-      add(map.scatter_all(gradient), map.scatter_all(gradient.abs()));
-      continue;
-    }
-    if (gauge.action == Action::scale) {
-      const auto map = map_of(gauge, leg, weight);
-      auto terms = gradient * weight;
-      terms.mul_(leg.exponent);
-      charge.value += map.scatter_all(terms).to(charge.value.device());
-      charge.scale += map.scatter_all(terms.abs_()).to(charge.scale.device());
-    } else {
-      const int64_t more = charge.value.dim() - gradient.dim();
-      const auto map = map_of(gauge, leg, gradient, more);
-      auto terms = with_more_axes(gradient, more) * leg.exponent;
-      charge.value += map.scatter(terms).to(charge.value.device());
-      charge.scale += map.scatter(terms.abs_()).to(charge.scale.device());
+      add(at::zeros_like(charge.value), (squares_of_gradient * squares_of_weight).sqrt());
     }
   }
   if (gauge.fixes_ones) {

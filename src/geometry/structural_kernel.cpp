@@ -7,6 +7,7 @@
 
 #include "ddc/geometry/completeness.h"
 #include "geometry/loss_jacobian.h"
+#include "geometry/rank.h"
 
 namespace ddc {
 namespace {
@@ -14,29 +15,6 @@ namespace {
 std::vector<double> to_vector(const at::Tensor& values) {
   const auto* data = values.const_data_ptr<double>();
   return {data, data + values.numel()};
-}
-
-struct Rank {
-  int64_t rank = 0;
-  double gap = 0;
-};
-
-/// The number of singular values that count: down to the largest gap among those that are small.
-/// Those below rounding are noise, and the gaps between them mean nothing.
-Rank decide_rank(const std::vector<double>& values, const StructuralKernelOptions& options) {
-  const auto size = static_cast<int64_t>(values.size());
-  const double largest = size > 0 ? values.front() : 0;
-  if (largest == 0) return {};
-  const double rounding = largest * static_cast<double>(size) * options.rounding;
-  const auto value = [&](int64_t k) { return std::max(k < size ? values[k] : 0, rounding); };
-  // If none is small all of them count.
-  if (values.back() > options.threshold * largest) return {size, value(size - 1) / value(size)};
-  Rank best;
-  for (int64_t k = 1; k < size; ++k) {
-    const double gap = value(k - 1) / value(k);
-    if (values[k] <= options.threshold * largest && gap > best.gap) best = {k, gap};
-  }
-  return best;
 }
 
 /// Rows that are added up as they come. The triangle of a QR factorisation stands for all so far. (The
@@ -85,7 +63,10 @@ StructuralKernel decompose(const at::Tensor& triangle, const StructuralKernelOpt
   kernel.parameters = triangle.size(1);
   const auto [u, sigma, v] = at::linalg_svd(triangle, /*full_matrices=*/false);
   kernel.singular_values = to_vector(sigma);
-  const auto [rank, gap] = decide_rank(kernel.singular_values, options);
+  const double largest = kernel.singular_values.empty() ? 0 : kernel.singular_values.front();
+  const auto [rank, gap] =
+      rank_of(kernel.singular_values, options.threshold * largest,
+              largest * static_cast<double>(kernel.singular_values.size()) * options.rounding);
   kernel.rank = rank;
   kernel.gap = gap;
   kernel.dimension = kernel.parameters - rank;
@@ -103,6 +84,20 @@ bool reach_into(const StructuralKernel& kernel, const at::Tensor& rows) {
 }
 
 }  // namespace
+
+Rank rank_of(const std::vector<double>& values, double small, double rounding) {
+  const auto size = static_cast<int64_t>(values.size());
+  if (size == 0 || values.front() == 0) return {};
+  const auto value = [&](int64_t k) { return std::max(k < size ? values[k] : 0, rounding); };
+  // If none is small all of them count.
+  if (values.back() > small) return {size, value(size - 1) / value(size)};
+  Rank best;
+  for (int64_t k = 1; k < size; ++k) {
+    const double gap = value(k - 1) / value(k);
+    if (values[k] <= small && gap > best.gap) best = {k, gap};
+  }
+  return best;
+}
 
 StructuralKernel structural_kernel(int64_t parameters, const JacobianRows& rows,
                                    const StructuralKernelOptions& options) {

@@ -399,7 +399,7 @@ TEST(Completeness, AnEstimateThatMayNotBeComputedSaysThatItTellsNothing) {
   auto options = estimate_of(100);
   options.work = 1;
   const auto found = completeness(gauges, params, evaluate, options);
-  EXPECT_EQ(found.method, "estimate after 0 iterations: too loose to tell");
+  EXPECT_EQ(found.method, "not counted: after 0 iterations the bound is too loose");
   EXPECT_EQ(found.explained, 86) << described(found);
   EXPECT_EQ(found.unexplained, static_cast<double>(found.parameters - found.explained));
   options.work = 0;

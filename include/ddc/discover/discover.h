@@ -24,9 +24,9 @@ struct DiscoverOptions {
   /// Steps of AdamW and DDCAdam over which engagement is measured; 0: it is not.
   int64_t engagement_steps = 0;
   /// Whether to count the null space (see Completeness), where nothing is zero or one by
-  /// initialisation. Exact up to so many parameters, an estimate above.
+  /// initialisation. Exact up to so many parameters, a bound above.
   bool completeness = false;
-  int64_t exact_up_to = 3500;
+  int64_t exact_up_to = 20000;
   /// Called with what is being done, for progress on a terminal: a stage, and how much of it is done, of
   /// how much; 0 of 0 where nobody knows.
   std::function<void(const std::string& stage, size_t done, size_t all)> progress = nullptr;
@@ -47,5 +47,12 @@ struct DiscoverOptions {
 /// anything has, the exception goes on.
 SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
                        const DiscoverOptions& options = {});
+
+/// The symmetries of a model, from those of a narrow twin: a model of the same code with the same names, and
+/// smaller sizes. Nothing is searched for. Of each gauge of the twin all that it may be at the sizes of the
+/// model is tried, the largest blocks first; what belongs to the group has passed the gate, as in `discover`.
+/// A module whose number the twin does not have is taken for a layer like the twin's second one.
+SymmetryGroup widen(const SymmetryGroup& narrow, const Parameters& params, const Evaluate& evaluate,
+                    const DiscoverOptions& options = {});
 
 }  // namespace ddc

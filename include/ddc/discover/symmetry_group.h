@@ -54,7 +54,8 @@ struct Refusal {
 
 /// How much of what the loss cannot see the gauges explain.
 struct Completeness {
-  /// "exact", or "estimate after so many iterations", with ": too loose to tell" where it is.
+  /// "exact", "estimate after so many iterations", or "not counted: after so many iterations the bound is too
+  /// loose".
   std::string method;
   int64_t parameters = 0;
   /// Dimension of the null space of the Jacobian over many batches; of an estimate, an upper bound.

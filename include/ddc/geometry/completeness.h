@@ -76,8 +76,9 @@ StructuralKernel structural_kernel(const Parameters& params, const Evaluate& eva
 
 struct CompletenessOptions {
   uint64_t seed = 0;
-  /// Up to so many parameters the Jacobian is decomposed, above it is only multiplied with.
-  int64_t exact_up_to = 3500;
+  /// Up to so many parameters the count is exact: to 3500 the Jacobian is decomposed, then its square. Above it is
+  /// only multiplied with.
+  int64_t exact_up_to = 20000;
   /// Vectors that the estimate draws at random, and steps of the iteration for each.
   int64_t probes = 4;
   int64_t iterations = 200;
@@ -107,10 +108,10 @@ struct CompletenessOptions {
 /// distinguish all parameters. `work` caps first the probes, then the iterations, possibly to none.
 ///
 /// **Reading it.** More iterations lower the bound. A bound of a few dimensions says that nothing large is
-/// missing, and not what is. `method` is "exact", or "estimate after 12 iterations", and ends with ": too loose
-/// to tell" if the bound is above a fifth of all parameters and more would lower it (for transformers, expect
-/// that from 10^4 parameters on). Without iterations `unexplained` is all that is neither explained nor dead,
-/// and `per_tensor` is empty.
+/// missing, and not what is. `method` is "exact", "estimate after 12 iterations", or "not counted: after 12
+/// iterations the bound is too loose" if the bound is above a fifth of all parameters and more iterations would
+/// lower it (for transformers, expect that where parameters are too many for an exact count). Without iterations
+/// `unexplained` is all that is neither explained nor dead, and `per_tensor` is empty.
 Completeness completeness(const std::vector<Gauge>& gauges, const Parameters& params,
                           const Evaluate& evaluate, const CompletenessOptions& options = {});
 
