@@ -78,7 +78,6 @@ class Arm:
     treatment: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     output_rate: float = 1.0  # of Muon's steps of output projections, relative to the others
-    whole: tuple[str, ...] = ()  # kinds of gauges that are not to cut tensors into heads
 
     @property
     def key(self) -> str:
@@ -91,40 +90,47 @@ def arms_of(base: str) -> dict[str, list[Arm]]:
     def arm(name: str, how: str = "base", kinds: Sequence[str] = (), **rest: Any) -> Arm:
         return Arm(base, name, how, tuple(kinds), **rest)
 
+    held_always: Mapping[str, Any] = {"every": 1, "project": "step"}
+    cut: Mapping[str, Any] = {"heads": "cut"}
+
     def lifted(name: str, kinds: Sequence[str], **treatment: Any) -> Arm:
-        return arm(name, "lifted", kinds, treatment={**CANONICAL, **treatment})
+        """Held in every step; `treatment` says otherwise."""
+        return arm(name, "lifted", kinds, treatment={**CANONICAL, **held_always, **treatment})
 
     def held(name: str, kinds: Sequence[str], **treatment: Any) -> Arm:
-        return arm(name, "hold", kinds, treatment=treatment)
-
-    def halved(name: str, how: str, kinds: Sequence[str], **treatment: Any) -> Arm:
-        return arm(name, how, kinds, treatment=treatment, output_rate=0.5)
+        return arm(name, "hold", kinds, treatment={**held_always, **treatment})
 
     loose = {"residual rotation": "never"}
     if base == "Muon":
         main = [
             arm("base"),
-            arm("heads cut, nothing bound", "cut", EVERYTHING),
-            lifted("all head gauges held", HEADS),
-            halved("heads cut, half rate of O", "cut", EVERYTHING),
-            halved("all head gauges held, half rate of O", "lifted", HEADS, **CANONICAL),
+            arm("heads cut, nothing bound", "cut", EVERYTHING, treatment=cut),
+            lifted("all head gauges held", HEADS, **cut),
+            arm("heads cut, half rate of O", "cut", EVERYTHING, treatment=cut, output_rate=0.5),
+            replace(lifted("all head gauges held, half rate of O", HEADS, **cut), output_rate=0.5),
             held("all head gauges held, heads not cut", HEADS),
             lifted("scales, shifts and QK torus held", TORUS),
             arm("everything placed once, not held", "placed", EVERYTHING),
         ]
         other = [
             arm("heads of Q and K cut, nothing bound", "cut", TORUS),
-            replace(lifted("all head gauges held, V and O whole", HEADS), whole=("VO linear",)),
+            lifted("all head gauges held, V and O whole", HEADS),
+            arm("everything, by default", "lifted", EVERYTHING),
+            arm("everything, by default, heads not cut", "hold", EVERYTHING),
+            arm("VO as rotation and scale, by default", "lifted", SPLIT),
+            arm("VO as rotation and scale, by default, heads not cut", "hold", SPLIT),
+            arm("scales and shifts, by default", "lifted", SCALES),
+            arm("QK torus and CE shift, by default", "lifted", ("QK torus", "CE row shift")),
+            held("all head gauges held every 10, heads not cut", HEADS, every=10),
+            held(
+                "all but the residual rotation held every 10, heads not cut",
+                EVERYTHING,
+                every=10,
+                project=loose,
+            ),
             held("everything held, heads not cut", EVERYTHING),
             held("everything held every 10, heads not cut", EVERYTHING, every=10),
-            held("residual rotation not held, heads not cut", EVERYTHING, project=loose),
-            held("all head gauges held every 10, heads not cut", HEADS, every=10),
-            held("VO as rotation and scale, heads not cut", SPLIT),
-            lifted("VO as rotation and scale, all head gauges held", SPLIT),
-            lifted("scales and shifts held", SCALES),
-            lifted("QK torus and CE shift held", ("QK torus", "CE row shift")),
             lifted("everything held", EVERYTHING),
-            arm("everything, by default", "lifted", EVERYTHING),
         ]
     else:
         main = [
@@ -137,11 +143,14 @@ def arms_of(base: str) -> dict[str, list[Arm]]:
             lifted("everything held", EVERYTHING),
         ]
         other = [
-            lifted("VO as rotation and scale, all head gauges held", SPLIT),
-            lifted("everything held every 10", EVERYTHING, every=10),
+            arm("everything, by default", "lifted", EVERYTHING),
+            arm("VO as rotation and scale, by default", "lifted", SPLIT),
+            lifted(
+                "all but the residual rotation held every 10", EVERYTHING, every=10, project=loose
+            ),
             lifted("scales and shifts held", SCALES),
             lifted("scales in standard coordinates, shifts held", SCALES, coordinates="standard"),
-            arm("everything, by default", "lifted", EVERYTHING),
+            lifted("everything held every 10", EVERYTHING, every=10),
         ]
     return {"main": main, "other": other}
 
@@ -225,24 +234,12 @@ def found(settings: Settings, vocabulary: int, file: Path) -> ddc.SymmetryGroup:
 # ---- Arms ----------------------------------------------------------------------------------------
 
 
-def without_cuts(group: ddc.SymmetryGroup, kinds: Sequence[str]) -> ddc.SymmetryGroup:
-    """The same gauges; those of some kinds do not tell Muon how tensors are cut into heads."""
-    data = json.loads(group.to_json())
-    for finding in data["findings"]:
-        if finding["gauge"]["kind"] in kinds:
-            for leg in finding["gauge"]["legs"]:
-                leg.pop("head_size", None)
-    return ddc.SymmetryGroup.from_json(json.dumps(data))
-
-
 def gauges_of(
     arm: Arm, model: LlamaForCausalLM, group: ddc.SymmetryGroup
 ) -> ddc.SymmetryGroup | None:
     """Gauges of an arm. VO's rotation and scale are made by hand: discovery finds GL instead."""
     if not arm.kinds:
         return None
-    if arm.whole:
-        return without_cuts(group.only(*arm.kinds), arm.whole)
     if "VO rotation" not in arm.kinds:
         return group.only(*arm.kinds)
     gauges = group.only(*arm.kinds)._core.gauges()
@@ -274,7 +271,7 @@ def optimizer_of(
     if arm.how == "placed":
         assert symmetries is not None
         symmetries.canonicalize_(model)
-    treatment = {"bind": False} if arm.how == "cut" else dict(arm.treatment)
+    treatment = {**arm.treatment, **({"bind": False} if arm.how == "cut" else {})}
     options: dict[str, Any] = {"lr": rate, **arm.options}
     if arm.how in ("cut", "lifted"):
         options.update(symmetries=symmetries, **treatment)
