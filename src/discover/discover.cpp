@@ -177,14 +177,16 @@ class Judge {
     }
   }
 
-  /// Adds the first choice that passes to `gauges`, with those of the same pattern elsewhere.
+  /// Adds the first choice that passes somewhere to `gauges`, for the whole pattern: where it fails it is refused
+  /// with a reason.
   void choose(const Choices& pattern, std::vector<Gauge>& gauges) {
-    const auto& first = pattern.gauges.front();
-    for (size_t k = 0; k < first.size(); ++k) {
-      report_("widths", k, first.size());
-      if (!gate({first[k]}, params_, point_, quick_).passed) continue;
-      for (const auto& choices : pattern.gauges) gauges.push_back(choices[k]);
-      return;
+    for (const auto& here : pattern.gauges) {
+      for (size_t k = 0; k < here.size(); ++k) {
+        report_("widths", k, here.size());
+        if (!gate({here[k]}, params_, point_, quick_).passed) continue;
+        for (const auto& choices : pattern.gauges) gauges.push_back(choices[k]);
+        return;
+      }
     }
     group_.notes.push_back("no widening of '" + pattern.name + "' is a symmetry");
   }
