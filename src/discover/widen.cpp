@@ -241,7 +241,6 @@ std::vector<Gauge> choices_of(const Gauge& gauge,
     }
   }
 
-  // Sizes of cells, the largest first: what holds for heads holds for parts of them.
   int64_t common = 0;
   for (const auto& leg : legs) common = std::gcd(common, leg.wide);
   std::vector<int64_t> sizes;
@@ -295,6 +294,10 @@ std::vector<Gauge> choices_of(const Gauge& gauge,
       }
     }
   }
+  // The largest group first: what holds for heads holds for parts of them.
+  std::stable_sort(result.begin(), result.end(), [&](const Gauge& a, const Gauge& b) {
+    return dimension(a, wide) > dimension(b, wide);
+  });
   return result;
 }
 
