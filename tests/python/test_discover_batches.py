@@ -246,14 +246,13 @@ def test_the_other_functions_take_the_same_arguments(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_verbose_says_what_was_done_with_the_data(capsys):
+def test_verbose_says_what_was_done_with_the_data(caplog):
     batches = iter(pairs(4))
     ddc.discover(mlp(), loss, dataloader=batches, max_batches=2, verbose=True)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == [
-        "ddc: the loss was evaluated on 2 batches of 16 samples, "
+    assert caplog.messages[:2] == [
+        "the loss was evaluated on 2 batches of 16 samples, "
         "taken from dataloader (list_iterator)",
-        "ddc: dataloader (list_iterator) is an iterator, and is 2 batches further now",
+        "dataloader (list_iterator) is an iterator, and is 2 batches further now",
     ]
 
 

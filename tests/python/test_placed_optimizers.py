@@ -148,13 +148,13 @@ def test_the_report_says_where_weights_are_and_why_in_place():
 
     default = made(model_of("Llama"))
     assert default.place == "canonical"
-    assert str(default.report()).endswith("weights at their canonical place\n")
+    assert "weights at their canonical place\n" in str(default.report())
     asked = made(model_of("Llama"), placement="in_place")
-    assert str(asked.report()).endswith("weights in place\n")
+    assert "weights in place\n" in str(asked.report())
     half = made(model_of("Llama", torch.bfloat16))
     assert "needs float32 or float64" in half.report().why_in_place
     polar = made(model_of("Llama"), coordinates="polar")
-    assert str(polar.report()).endswith("coordinates=polar is no matter of place\n")
+    assert "coordinates=polar is no matter of place\n" in str(polar.report())
     assert "in place" in polar.param_groups[0]["symmetries"]
     frozen = model_of("Llama")
     next(frozen.parameters()).requires_grad_(False)
