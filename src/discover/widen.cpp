@@ -10,6 +10,7 @@
 #include <set>
 #include <tuple>
 
+#include "gauge/leg_maps.h"
 #include "stacks.h"
 
 // A channel map in terms that do not depend on the sizes. An axis consists of cells (heads) of equal size; a
@@ -69,7 +70,8 @@ using Cells = std::vector<int64_t>;
 
 /// A leg of the narrow gauge, taken apart.
 struct NarrowLeg {
-  int64_t size = 0;  ///< of the axis
+  /// The indices of the axis, here and in the wide model: all of them, of a stack.
+  int64_t size = 0;
   int64_t wide = 0;
   /// All indices go to this channel.
   std::optional<int64_t> constant;
@@ -182,8 +184,8 @@ std::vector<Gauge> choices_of(const Gauge& gauge,
     const auto& shape = narrow.at(leg.tensor);
     if (static_cast<int64_t>(shape.size()) != tensor.dim()) return {};
     auto& part = legs.emplace_back();
-    part.size = leg.axis < 0 ? 1 : shape[leg.axis];
-    part.wide = leg.axis < 0 ? 1 : tensor.size(leg.axis);
+    part.size = (leg.axis < 0 ? 1 : shape[leg.axis]) * (leg.stacked ? shape[0] : 1);
+    part.wide = size_along(leg, tensor) * copies_of(leg, tensor);
     const auto map = full_map(leg, part.size);
     const bool same = std::all_of(map.begin(), map.end(), [&](int64_t c) { return c == map[0]; });
     if (same && (part.size > 1 || gauge.channels == 1)) part.constant = map[0];

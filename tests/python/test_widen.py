@@ -58,7 +58,7 @@ def gpt2(width: int, heads: int, layers: int = 2) -> nn.Module:
     )
 
 
-def mixtral(width: int, heads: int, inner: int) -> nn.Module:
+def mixtral(width: int, heads: int, inner: int, experts: int) -> nn.Module:
     return made(
         "Mixtral",
         hidden_size=width,
@@ -66,11 +66,12 @@ def mixtral(width: int, heads: int, inner: int) -> nn.Module:
         num_hidden_layers=2,
         num_attention_heads=heads,
         num_key_value_heads=heads // 2,
-        num_local_experts=3,
-        num_experts_per_tok=3,
+        num_local_experts=experts,
+        num_experts_per_tok=experts,
         head_dim=4,
         initializer_range=width**-0.5,
         output_router_logits=False,
+        experts_implementation="eager",  # the grouped product does not take float64
     )
 
 
@@ -82,7 +83,7 @@ TWINS = {
     "llama": lambda: (llama(8, 4, 2, 4, 10), llama(24, 6, 3, 4, 20)),
     "llama, other heads": lambda: (llama(8, 4, 2, 4, 10), llama(16, 8, 2, 6, 20)),
     "gpt2": lambda: (gpt2(8, 2), gpt2(24, 3)),
-    "mixtral": lambda: (mixtral(8, 2, 10), mixtral(16, 4, 12)),
+    "mixtral": lambda: (mixtral(8, 2, 10, 3), mixtral(16, 4, 12, 4)),
 }
 
 
