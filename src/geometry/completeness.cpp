@@ -22,9 +22,6 @@ constexpr double in_kernel = 1e-6;
 /// all parameters above which a bound says nothing.
 constexpr double nothing_seen = 1e-12;
 constexpr double too_loose = 0.2;
-/// With more parameters the Jacobian is not decomposed: its square is, which takes a third of the memory and a
-/// tenth of the time.
-constexpr int64_t most_decomposed = 3500;
 
 void check_in_kernel(const std::string& gauge, double distance, double tolerance) {
   TORCH_CHECK(distance <= tolerance, "completeness: gauge '", gauge,
@@ -161,19 +158,22 @@ Completeness exact_by_square(const Tangents& tangents, const Parameters& params,
   result.parameters = size;
   const auto beside = count_known_(tangents, alive, result);
 
-  // In units in which every column has length one.
-  const auto unit = at::where(norms > 0, norms, 1.0);
+  // In units in which every column has length one, but for those that are all rounding.
+  const auto noise = norms.max() * trainable.precision() * static_cast<double>(size);
+  const auto unit = at::where(norms > noise, norms, norms.max().clamp_min(1e-300));
   kept = kept / unit;
   auto& matrix = square.matrix();
   matrix.div_(unit).div_(unit.unsqueeze(1));
   const auto known = std::get<0>(at::linalg_qr(beside * unit.unsqueeze(1), "reduced"));
-  matrix.addmm_(known, known.t());
-  matrix.diagonal().add_(1 - alive);
   const double largest = at::linalg_matrix_norm(kept, 2).item<double>();
   const auto whole = static_cast<double>(batch) / static_cast<double>((rows.min_batches + 1) / 2);
+  // What is known is made as long as the longest, to be found neither among the shortest nor null.
+  const double longest = largest * largest * whole;
+  matrix.addmm_(known, known.t(), 1, longest);
+  matrix.diagonal().add_((1 - alive) * longest);
   at::Tensor triangle;
   at::Tensor failed = at::ones({}, at::kInt);
-  for (double shift = 1e-15 * largest * largest * whole; failed.item<int>() != 0; shift *= 10) {
+  for (double shift = 1e-15 * longest; failed.item<int>() != 0; shift *= 10) {
     matrix.diagonal().add_(shift);
     std::tie(triangle, failed) = at::linalg_cholesky_ex(matrix);
   }
@@ -184,10 +184,15 @@ Completeness exact_by_square(const Tangents& tangents, const Parameters& params,
   at::Tensor basis;
   for (int64_t count = std::min<int64_t>(64, size);; count = std::min(4 * count, size)) {
     basis = shortest(triangle, count, generator);
-    const auto [u, sigma, v] = at::linalg_svd(kept.matmul(basis), /*full_matrices=*/false);
-    const std::vector<double> values(sigma.const_data_ptr<double>(),
-                                     sigma.const_data_ptr<double>() + sigma.numel());
-    const auto [rank, gap] = rank_of(values, 1e-6 * largest, 1e-15 * largest);
+    const auto seen = at::cat({kept.matmul(basis), largest * known.t().matmul(basis),
+                               largest * basis.index({alive.eq(0)})});
+    const auto [u, sigma, v] = at::linalg_svd(seen, /*full_matrices=*/false);
+    std::vector<double> values(sigma.const_data_ptr<double>(),
+                               sigma.const_data_ptr<double>() + sigma.numel());
+    // What is known is null, and the largest gap may be that before it.
+    values.push_back(0);
+    const auto [rank, gap] = rank_of(values, rows.threshold * largest,
+                                     rows.rounding * static_cast<double>(size) * largest);
     null = count - rank;
     result.gap = gap;
     basis = basis.matmul(v.narrow(0, rank, sigma.numel() - rank).t());
@@ -284,7 +289,7 @@ Completeness completeness(const std::vector<Gauge>& gauges, const Parameters& pa
   if (trainable.size() > options.exact_up_to) {
     return estimate(gauges, params, trainable, evaluate, options);
   }
-  const auto count = trainable.size() <= most_decomposed ? exact : exact_by_square;
+  const auto count = trainable.size() <= options.decomposed_up_to ? exact : exact_by_square;
   return count(tangents_of(gauges, params, trainable), params, trainable, evaluate, options);
 }
 

@@ -121,6 +121,47 @@ TEST_P(CompletenessOfBlocks, EverythingIsExplained) {
   EXPECT_TRUE(found.per_tensor.empty()) << described(found);
 }
 
+/// The dimensions and shares by the square of the Jacobian are those by itself.
+void expect_the_same_by_square(const std::vector<Gauge>& gauges, const Parameters& params,
+                               const Evaluate& evaluate) {
+  const auto dense = completeness(gauges, params, evaluate);
+  const auto found = completeness(gauges, params, evaluate, {.decomposed_up_to = 0});
+  EXPECT_EQ(dense.method, "exact");
+  EXPECT_EQ(found.method, "exact");
+  EXPECT_EQ(found.parameters, dense.parameters);
+  EXPECT_EQ(found.kernel, dense.kernel) << described(found);
+  EXPECT_EQ(found.explained, dense.explained) << described(found);
+  EXPECT_EQ(found.dead, dense.dead) << described(found);
+  EXPECT_EQ(found.unexplained, dense.unexplained) << described(found);
+  EXPECT_GT(found.gap, clear_gap) << described(found);
+  ASSERT_EQ(found.per_tensor.size(), dense.per_tensor.size()) << described(found);
+  for (const auto& share : found.per_tensor) {
+    const auto same = std::find_if(dense.per_tensor.begin(), dense.per_tensor.end(),
+                                   [&](const auto& other) { return other.tensor == share.tensor; });
+    ASSERT_NE(same, dense.per_tensor.end()) << share.tensor;
+    EXPECT_NEAR(share.dimensions, same->dimensions, 1e-5) << share.tensor;
+  }
+}
+
+TEST_P(CompletenessOfBlocks, TheSquareOfTheJacobianGivesTheSame) {
+  const auto& [name, bed, seed] = GetParam();
+  const auto params = bed.init(seed, at::kDouble);
+  const auto gauges = bed.gauges(params);
+  const auto evaluate = cross_entropy_of(bed, params);
+  expect_the_same_by_square(gauges, params, evaluate);
+  expect_the_same_by_square(without(gauges, gauges.front().name), params, evaluate);
+  expect_error([&] { completeness({}, params, evaluate, {.decomposed_up_to = 0}); },
+               {"more than 32 directions are unexplained, too many to count"});
+}
+
+TEST(Completeness, TheSquareOfTheJacobianGivesTheSameOfThousandsOfParameters) {
+  const auto bed = testbeds::relu_chain({.depth = 3, .d_in = 16, .d_hidden = 32, .d_out = 16});
+  const auto params = bed.init(1, at::kDouble);
+  const auto gauges = bed.gauges(params);
+  expect_the_same_by_square(without(gauges, gauges.front().name), params,
+                            squared_error_of(bed, params));
+}
+
 TEST(Completeness, AGaugeThatIsLeftOutIsMissingWithItsOwnDimensionsAndTensors) {
   const auto bed = small_rms_norm();
   const auto params = bed.init(1, at::kDouble);
@@ -176,11 +217,15 @@ TEST(Completeness, DeadUnitsAreCountedApart) {
   }
   const auto gauges = bed.gauges(params);
   const auto found = completeness(gauges, params, squared_error_of(bed, params));
+  const auto by_square =
+      completeness(gauges, params, squared_error_of(bed, params), {.decomposed_up_to = 0});
   // All that enters and leaves the dead unit, and of that one direction is its scale.
-  EXPECT_EQ(found.kernel, 5 + (4 + 1 + 3)) << described(found);
-  EXPECT_EQ(found.explained, 6) << described(found);
-  EXPECT_EQ(found.dead, (4 + 1 + 3) - 1) << described(found);
-  EXPECT_EQ(found.unexplained, 0) << described(found);
+  for (const auto& count : {found, by_square}) {
+    EXPECT_EQ(count.kernel, 5 + (4 + 1 + 3)) << described(count);
+    EXPECT_EQ(count.explained, 6) << described(count);
+    EXPECT_EQ(count.dead, (4 + 1 + 3) - 1) << described(count);
+    EXPECT_EQ(count.unexplained, 0) << described(count);
+  }
 
   const auto bare = completeness({}, params, squared_error_of(bed, params));
   EXPECT_EQ(bare.explained, 0);
