@@ -250,8 +250,7 @@ def test_verbose_says_what_was_done_with_the_data(caplog):
     batches = iter(pairs(4))
     ddc.discover(mlp(), loss, dataloader=batches, max_batches=2, verbose=True)
     assert caplog.messages[:2] == [
-        "the loss was evaluated on 2 batches of 16 samples, "
-        "taken from dataloader (list_iterator)",
+        "the loss was evaluated on 2 batches of 16 samples, taken from dataloader (list_iterator)",
         "dataloader (list_iterator) is an iterator, and is 2 batches further now",
     ]
 
