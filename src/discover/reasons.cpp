@@ -163,6 +163,18 @@ Answer penalty(const Case& at, const Source&) {
   return {};
 }
 
+/// A spectral norm: the tensor is divided by a product of itself with vectors.
+Answer normalised_weight(const Case& at, const Source&) {
+  for (const auto& leg : at.gauge.legs) {
+    const auto uses = at.graph.uses(leg.tensor);
+    const auto is = [&](const char* use) { return std::count(uses.begin(), uses.end(), use) > 0; };
+    if (is("Div") && is("Mv")) {
+      return quoted(leg.tensor) + " is divided by its spectral norm, which sees all its entries";
+    }
+  }
+  return {};
+}
+
 Answer soft_cap(const Case&, const Source& source) {
   if (!source.walk.reaches_loss || !has(source.walk.operations, {"Tanh"})) return {};
   return "soft cap: tanh between " + quoted(source.name) + " and the loss";
@@ -292,12 +304,19 @@ Answer other_blocks(const Case& at, const Source& source) {
 }
 
 /// In the order in which they are asked; the first answer counts.
-constexpr std::array kRules{penalty,      tied_embedding,
-                            soft_cap,     mean_not_subtracted,
-                            shifted_loss, residual_connection,
-                            norm_between, rotary_embedding,
-                            nonlinearity, left_out,
-                            used_twice,   degree,
+constexpr std::array kRules{penalty,
+                            tied_embedding,
+                            normalised_weight,
+                            soft_cap,
+                            mean_not_subtracted,
+                            shifted_loss,
+                            residual_connection,
+                            norm_between,
+                            rotary_embedding,
+                            nonlinearity,
+                            left_out,
+                            used_twice,
+                            degree,
                             other_blocks};
 
 std::vector<Source> sources(const Gauge& gauge, const Graph& graph) {

@@ -260,6 +260,18 @@ def test_from_model_shows_the_group_only_if_asked(capsys, caplog):
     assert "relu rescale" in caplog.text
 
 
+def test_a_spectral_norm_is_named():
+    torch.manual_seed(0)
+    normed = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 4))
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), normed, nn.ReLU(), nn.Linear(4, 4)).double()
+    reasons = [refusal.reason for refusal in ddc.discover(model, loss).refusals]
+    assert len(reasons) == 2
+    assert all(
+        reason.startswith("'2.parametrizations.weight.original' is divided by its spectral norm")
+        for reason in reasons
+    )
+
+
 def test_the_examples_in_docstrings_run():
     from ddc import discovery
 
