@@ -21,8 +21,6 @@ constexpr std::align_val_t kAligned{64};
 /// Diagonal sums below this share of the largest do not fix a direction.
 constexpr double kRank = 1e-12;
 constexpr int kNewtonSteps = 4;
-/// Newton's steps are solved for to this share of what they correct.
-constexpr double kSolved = 1e-3;
 constexpr int kIterations = 8;
 /// Norm of a step's generator; far from balance a Newton step overshoots.
 constexpr double kLargestStep = 0.5;
@@ -119,8 +117,9 @@ DDC_INLINE void invert(int64_t n, double* a) {
 
 DDC_INLINE double ratio(double a, double b) { return b > 0 ? a / b : 0; }
 
-/// Room of a solution.
+/// Room of a solution, and the share of it that may be missing.
 struct Solver {
+  double solved;
   double* preconditioner;
   double* residual;
   double* direction;
@@ -155,11 +154,11 @@ DDC_INLINE void lyapunov(int64_t n, const double* m, const double* s, double sig
     const double z = residual * room.preconditioner[i];
     room.residual[i] = residual;
     room.direction[i] = z;
-    size += s[i] * s[i];
-    left += residual * residual;
+    size += a[i] * a[i];
+    left += z * z;
     product += residual * z;
   }
-  for (int k = 0; k < kIterations && left > kSolved * kSolved * size; ++k) {
+  for (int k = 0; k < kIterations && left > room.solved * room.solved * size; ++k) {
     apply(room.direction);
     const double step = ratio(product, dot(n, room.direction, room.image));
     double next = 0;
@@ -168,9 +167,10 @@ DDC_INLINE void lyapunov(int64_t n, const double* m, const double* s, double sig
     for (int64_t i = 0; i < n * n; ++i) {
       a[i] += step * room.direction[i];
       const double residual = room.residual[i] - step * room.image[i];
+      const double z = residual * room.preconditioner[i];
       room.residual[i] = residual;
-      left += residual * residual;
-      next += residual * residual * room.preconditioner[i];
+      left += z * z;
+      next += residual * z;
     }
     const double again = ratio(next, product);
     for (int64_t i = 0; i < n * n; ++i) {
@@ -181,8 +181,8 @@ DDC_INLINE void lyapunov(int64_t n, const double* m, const double* s, double sig
 }
 
 /// Whether a Newton step leaves nothing to the next one: what it was solved for, and its square.
-DDC_INLINE bool is_last(double off, double rounding) {
-  return off * std::max(off, kSolved) <= rounding;
+DDC_INLINE bool is_last(double size, double rounding, const Solver& solver) {
+  return size * std::max(size, solver.solved) <= rounding;
 }
 
 /// Copies a matrix into one of rounded size.
@@ -208,10 +208,9 @@ DDC_INLINE void balance(int64_t n, double* p, double* m, double rounding, double
       sum[i] = p[i] + m[i];
       difference[i] = m[i] - p[i];
     }
-    const double off = std::sqrt(dot(n, difference, difference) / dot(n, sum, sum));
-    if (!(off > rounding)) return;
     lyapunov(n, sum, difference, 1, e, solver);
     const double size = std::sqrt(dot(n, e, e));
+    if (!(size > rounding)) return;
     const double share = size > kLargestStep ? kLargestStep / size : 1;
     for (int64_t i = 0; i < n * n; ++i) e[i] *= share;
     multiply(n, e, e, step);
@@ -238,7 +237,7 @@ DDC_INLINE void balance(int64_t n, double* p, double* m, double rounding, double
       multiply(n, inverse, undo, spare);
       std::copy(spare, spare + n * n, inverse);
     }
-    if (is_last(off, rounding)) return;
+    if (is_last(size, rounding, solver)) return;
     congruent(step, p);
     congruent(undo, m);
   }
@@ -254,9 +253,9 @@ DDC_INLINE void turn_back(int64_t n, double* overlap, double rounding, double* t
   for (int k = 0; k < kNewtonSteps; ++k) {
     add_transpose(n, overlap, 1, even);
     add_transpose(n, overlap, -1, odd);
-    const double off = std::sqrt(dot(n, odd, odd) / dot(n, even, even));
-    if (!(off > rounding)) return;
     lyapunov(n, even, odd, -1, half, solver);
+    const double size = std::sqrt(dot(n, half, half));
+    if (!(size > rounding)) return;
     // Cayley's transform (1 - Z)^-1 (1 + Z) = 2 (1 - Z)^-1 - 1 of a skew matrix is orthogonal whatever its size.
     for (int64_t i = 0; i < n * n; ++i) half[i] = -half[i];
     add_identity(n, half);
@@ -269,7 +268,7 @@ DDC_INLINE void turn_back(int64_t n, double* overlap, double rounding, double* t
       multiply(n, half, turn, spare);
       std::copy(spare, spare + n * n, turn);
     }
-    if (is_last(off, rounding)) return;
+    if (is_last(size, rounding, solver)) return;
     transpose(n, half, even);
     multiply(n, overlap, even, spare);
     std::copy(spare, spare + n * n, overlap);
@@ -279,7 +278,9 @@ DDC_INLINE void turn_back(int64_t n, double* overlap, double rounding, double* t
 DDC_INLINE void find(const HeadMove& head, double rounding) {
   Room room(head.size);
   const int64_t n = room.size();
-  const Solver solver{room.next(), room.next(), room.next(), room.next(), room.next()};
+  // Two steps of Newton's leave no more than this squared.
+  const Solver solver{std::sqrt(rounding), room.next(), room.next(),
+                      room.next(),         room.next(), room.next()};
   double* factor = room.next();
   double* inverse = room.next();
   const int64_t entries = n * n;

@@ -22,7 +22,8 @@ struct HeadMove {
   double* dual = nullptr;
 };
 
-/// Finds the move. Asymmetries below `rounding`, relative to the matrices, are left.
+/// Finds the move, but for generators below `rounding`. What a generator would move is measured, not the matrices:
+/// directions in which these are small are as far off as the others.
 void find_move(const HeadMove& head, double rounding);
 
 }  // namespace ddc::kernels

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "frame/section.h"
 #include "frame/shift.h"
@@ -345,7 +346,8 @@ void Held::balance_heads_(size_t k, const Sides& turned) {
   const auto sides = balances ? grams(k) : Sides();
   auto factor = at::empty({gauge.blocks(), gauge.block, gauge.block}, at::kDouble);
   auto dual = plan.gauges[k].is_linear() ? at::empty_like(factor) : factor;
-  const double rounding = is_double(plan, {k}) ? sweeps::kTolerance : kFloatTolerance;
+  const double rounding =
+      is_double(plan, {k}) ? std::numeric_limits<double>::epsilon() : kFloatTolerance;
   kernels::one_by_one(static_cast<size_t>(gauge.blocks()), [&](size_t block) {
     const auto of = [&](const at::Tensor& matrices) {
       return matrices.defined()

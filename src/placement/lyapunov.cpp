@@ -7,7 +7,7 @@ namespace {
 
 /// Diagonal sums below this share of the largest do not fix a direction.
 constexpr double kRank = 1e-12;
-constexpr int kNewtonSteps = 2;
+constexpr int kNewtonSteps = 3;
 constexpr int kIterations = 4;
 /// Norm of a step's generator.
 constexpr double kLargestStep = 0.5;
