@@ -93,6 +93,27 @@ void LiftedOptimizer::put_back_(const std::vector<GroupedParameter>& parameters)
 
 namespace {
 
+/// A side of a linear gauge that is zero, as in a fresh LoRA pair, in words; empty if there is none. What grows out of it
+/// fixes the balanced place as badly as it is small.
+std::string zero_side(const Parameters& params, const std::vector<Gauge>& gauges) {
+  for (const auto& gauge : gauges) {
+    if (gauge.action != Action::linear) continue;
+    for (const bool plus : {true, false}) {
+      std::string name;
+      bool is_zero = true;
+      for (const auto& leg : gauge.legs) {
+        if ((leg.exponent > 0) != plus || !is_zero) continue;
+        name = leg.tensor;
+        is_zero = params[name].tensor.detach().count_nonzero().item<int64_t>() == 0;
+      }
+      if (is_zero && !name.empty()) {
+        return "gauge '" + gauge.name + "' has no canonical place while '" + name + "' is zero";
+      }
+    }
+  }
+  return {};
+}
+
 /// A tensor that gauges would move and that is not to be moved, in words; empty if there is none.
 std::string frozen_leg(const Parameters& params, const std::vector<Gauge>& gauges) {
   for (const auto& gauge : gauges) {
@@ -125,6 +146,7 @@ void LiftedOptimizer::choose_place_(const Parameters& params) {
   // Weights that are at their canonical place already are not moved.
   if (why_in_place_.empty() && !treatments_.are_placed()) {
     why_in_place_ = frozen_leg(params, gauges_);
+    if (why_in_place_.empty() && !said) why_in_place_ = zero_side(params, gauges_);
   }
   TORCH_CHECK_VALUE(why_in_place_.empty() || !said, why_in_place_,
                     ": it needs placement = in_place");

@@ -126,9 +126,14 @@ PairedRun related(int64_t steps) { return {.steps = steps, .size = 0.5}; }
 TEST(LinearPair, ThatStartsAtZeroIsEquivariantThenBoundAndHeld) {
   const auto bed = factor_pair({.second_is_zero = true});
   const auto gauges = bed.gauges(bed.init(1, at::kDouble));
-  for (const auto& treatment : {in_place(), placed()}) {
-    EXPECT_LE(paired_error(bed, gauges, ddc_adam(fast(), treatment), related(300)), 1e-10)
-        << to_string(treatment);
+  // By default they are in place: at the canonical one what grows out of zero is moved by much more than rounding.
+  const DDCAdam by_default(bed.init(1, at::kDouble), gauges, fast());
+  EXPECT_EQ(by_default.report().place, Place::in_place);
+  EXPECT_EQ(by_default.report().why_in_place,
+            "gauge 'pair' has no canonical place while 'b' is zero");
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    const PairedRun run{.seed = seed, .steps = 300, .size = 0.5};
+    EXPECT_LE(paired_error(bed, gauges, ddc_adam(fast(), {}), run), 1e-12) << seed;
   }
   EXPECT_GE(paired_error(bed, gauges, testbeds::adamw(1e-2, 0.01), related(300)), 1e-2);
 

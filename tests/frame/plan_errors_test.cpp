@@ -130,15 +130,12 @@ TEST_F(PlanErrors, ReadingsThatMeanNothing) {
   expect_invalid(gauge, {"q:qk_scale", "scale gauge takes no reading"});
 }
 
-TEST_F(PlanErrors, ExchangeWithoutABiasOrWithAMatrixAsItsVector) {
+TEST_F(PlanErrors, ExchangeWithoutABias) {
   auto gauge = norm_shift_exchange(norm);
   gauge.legs[1].through = {};
   expect_invalid(gauge, {"shift:exchange", "leg 1 ('q')", "no bias"});
   gauge.legs[1].through = {.gain = "gain", .bias = "q_bias"};
   expect_invalid(gauge, {"shift:exchange", "leg 1 ('q')", "bias only"});
-  gauge = norm_shift_exchange(norm);
-  gauge.legs[0].tensor = "q";
-  expect_invalid(gauge, {"shift:exchange", "leg 0 ('q')", "vector", "[4, 4]"});
 }
 
 TEST_F(PlanErrors, TwoMixingGaugesOnOneAxis) {

@@ -90,9 +90,9 @@ enum class Action {
   shift,
   rotation,  ///< W[b] -> R W[b], one orthogonal matrix R per block of channels
   linear,    ///< W[b] -> A W[b] on legs with exponent 1, A^-T W[b] on legs with -1
-  /// Moves a constant between a vector v (the first leg, or what all rows of a table have in common) and the biases downstream of it: v += s. Every
-  /// matrix leg W reads v, and its bias (`through.bias`) loses W s. A further vector leg is a bias that is
-  /// added to the same residual stream, and loses s itself.
+  /// Moves a constant between a vector v (the first leg, or what all rows of a table have in common) and the
+  /// biases downstream of it: v += s. Every matrix leg W reads v, and its bias (`through.bias`) loses W s. A
+  /// further vector leg is a bias that is added to the same residual stream, and loses s itself.
   exchange,
 };
 
