@@ -63,7 +63,7 @@ bench: build/release/.bench python  ## time kernels and steps beside torch (an h
 	$(BENCH) --threads 2
 	$(PYTHON) benchmarks/chart.py benchmarks/results/steps.json benchmarks/results/steps.svg
 
-figures: build/release/.studies  ## print the measured figures of the README
+figures: build/release/.studies  ## print the measured figures of docs/results/exactness.md
 	cmake --build --preset release -j $(JOBS) --target figures
 	OMP_NUM_THREADS=1 build/release/examples/figures
 
@@ -132,8 +132,9 @@ lint: setup-lint setup-study  ## check the format and the types of Python, and r
 	$(PYTHON) -m ruff format --check --quiet .
 	$(PYTHON) -m ruff check --quiet .
 	$(PYTHON) scripts/reflow.py --check
-	! grep -rnE --include=*.h --include=*.cpp --include=*.py '^ *(//+|#|""") *Of ' \
+	! grep -rnE --include=*.h --include=*.cpp --include=*.py '^ *((//+|#|""") *)?Of ' \
 	  include src python studies tests examples benchmarks scripts
+	! grep -rnE '^ *//+ *What ' include
 	$(PYTHON) -m mypy
 	cmake --preset lint >/dev/null
 	$(PYTHON) .venv/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary .venv/bin/clang-tidy -p build/lint

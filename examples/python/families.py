@@ -55,14 +55,14 @@ class Family:
     make : callable
         Returns the model, with random weights.
     loss : callable
-        Of the model, on a batch that it draws.
+        Loss of the model, on a batch that it draws.
     expected : dict
         How many gauges there are of which kind and group: ``{"VO linear GL(4)^2": 2}``.
     missing : str
         Which directions that no batch sees are along no gauge, which parameters have no gradient,
         and why.
     seed : int
-        Of the weights.
+        Seed of the weights.
     training : bool
         Norms take means and variances of the batch.
     """

@@ -97,7 +97,7 @@ class Option {
   const Range& range() const { return range_; }
   /// Whether "default" is a value.
   bool is_optional() const { return optional_; }
-  /// What values are allowed, for people: "true or false", "one of ...", "finite and >= 0".
+  /// Allowed values, for people: "true or false", "one of ...", "finite and >= 0".
   std::string rule() const;
 
   OptionValue get() const { return get_(); }

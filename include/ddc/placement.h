@@ -107,7 +107,7 @@ class Placement {
   void forget_pending_();
 
   const std::vector<Gauge>& gauges() const;
-  /// What is remembered: tensors that are updated in place. "original" tells where the weights are.
+  /// State to remember: tensors that are updated in place. "original" tells where the weights are.
   std::vector<PlacementState> state();
   /// To be called when state was loaded; where the weights are, if the state does not say so.
   void loaded(std::optional<bool> at_original = std::nullopt);

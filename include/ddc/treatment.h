@@ -35,7 +35,7 @@ enum class Coordinates {
   polar,
 };
 
-/// What is kept fixed when the weights are lifted back from folded coordinates. The function's
+/// Quantity that is kept fixed when the weights are lifted back from folded coordinates. The function's
 /// trajectory is the same; only the place on the orbit differs. (In all other coordinates the two
 /// coincide.)
 enum class Hold {
@@ -43,7 +43,7 @@ enum class Hold {
   unit,   ///< the first leg's norm (gamma itself): needs no reduction over the others
 };
 
-/// What happens to the gauge coordinate itself. An invariant loss has no gradient along the orbit;
+/// Rule for the gauge coordinate itself. An invariant loss has no gradient along the orbit;
 /// the last two matter for losses that break the symmetry a little (a z-loss, say). Only scales and
 /// shifts of weights as they are stored can be moved; other gauges are frozen.
 enum class Vertical {
@@ -58,8 +58,8 @@ enum class Radial {
   log,     ///< Adam on log s; decay is a constant subtraction and can collapse a block
 };
 
-/// What a preconditioning base (Adam) keeps of the squares of gradients that a rotation or a linear
-/// gauge mixes. All of them commute with the group ("Second-moment constructions" of the paper).
+/// Second moment that a preconditioning base (Adam) keeps of gradients that a rotation or a linear
+/// gauge mixes. All constructions commute with the group ("Second-moment constructions" of the paper).
 enum class SecondMoment {
   /// One number per coordinate, in a frame that is chosen once from the weights and kept. Along a
   /// trajectory without orbit part, keeping it is parallel transport.
@@ -194,7 +194,7 @@ class Treatments {
   bool one_pass_ = false;
 };
 
-/// What differs from the defaults: "coordinates=standard, project=never"; empty if nothing does.
+/// Differences from the defaults: "coordinates=standard, project=never"; empty if nothing does.
 std::string to_string(const Treatment& treatment);
 
 }  // namespace ddc

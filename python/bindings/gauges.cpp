@@ -61,10 +61,10 @@ Parameters
 tensor : str
     Name of the tensor in ``model.named_parameters()``.
 axis : int
-    Axis that the group acts along. Of a shift also -1: the tensor is one row beside those of a table.
+    Axis that the group acts along. -1, for shifts alone: the tensor is one row beside those of a table.
 exponent : float
-    Of a scale: the power of the factor. Of a shift: the coefficient that it is added with. Of a
-    linear gauge: 1, or -1 for the inverse transpose.
+    Power of the factor (scales), coefficient that the vector is added with (shifts), or 1 and -1 for the
+    matrix and its inverse transpose (linear gauges).
 channel_of : list of int
     Channel of each index; -1 where the group does not act. Empty: channels are indices.
 offset : float
@@ -96,11 +96,11 @@ legs : list of Leg
 channels : int
     Number of channels.
 block : int
-    Of a rotation or a linear gauge: the number of channels that one matrix mixes.
+    Number of channels that one matrix mixes, for rotations and linear gauges.
 kind : str
     Kind, for people, and for treatments of all gauges of a kind.
 fixes_ones : bool
-    Of a rotation: it leaves the vector of ones alone, as where LayerNorms read.
+    Whether a rotation leaves the vector of ones alone, as it must where LayerNorms read.
 
 Examples
 --------

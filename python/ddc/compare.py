@@ -58,11 +58,11 @@ class GaugeDifference:
     ----------
     name, kind, group : str
     log_scale : float or None
-        Of the logarithms of factors, for scales; of those of singular values, for linear gauges.
+        Logarithms of factors, for scales; logarithms of singular values, for linear gauges.
     angle : float or None
-        Of angles, in radians, for rotations and linear gauges.
+        Angles, in radians, for rotations and linear gauges.
     shift : float or None
-        Of what is added, for shifts and exchanges, in units of the second model's weights.
+        Vectors that are added, for shifts and exchanges, in units of the second model's weights.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Difference:
     Attributes
     ----------
     weights, modulo : float
-        Of all tensors together.
+        Differences over all tensors together.
     tensors : list of TensorDifference
     gauges : list of GaugeDifference
     """
@@ -231,7 +231,7 @@ def _turn_(group: SymmetryGroup, first: Named, second: Named) -> Parts:
 def _nearest(gauge: _C.Gauge, overlap: Tensor) -> Tensor:
     """The element with the largest overlap: the orthogonal polar factor.
 
-    Of linear gauges too, which at the canonical place have rotations left: Gram matrices are equal there.
+    Linear gauges are covered too: at the canonical place Gram matrices are equal, and only rotations are left.
     """
     size = overlap.size(-1)
     eye = torch.eye(size, dtype=overlap.dtype)

@@ -75,7 +75,7 @@ def discover(
         How many batches to take of a `dataloader`. Eight are a safe choice: what is true for the
         data of a single batch alone may be taken for a symmetry.
     seed : int
-        Of the search.
+        Seed of the search.
     head_sizes : iterable of int
         Sizes of attention heads to try, where the search would not find them by itself (very small
         heads in models above a million parameters). Nothing here is believed.

@@ -38,7 +38,7 @@ def discover(trainer: Any, *, max_batches: int = 8, **options: Any) -> SymmetryG
     max_batches : int
         How many batches to take.
     **options
-        Of :func:`ddc.discover`.
+        Options of :func:`ddc.discover`.
 
     Returns
     -------
@@ -162,7 +162,7 @@ def optimizer(
         From :func:`ddc.discover`, of this model in the mode in which it will be trained: if it has
         dropout, call ``model.train()`` before discovery, or set dropout to zero.
     **options
-        Of :class:`ddc.DDCAdam`, in place of those of `args`.
+        Options of :class:`ddc.DDCAdam`, in place of those of `args`.
 
     Returns
     -------

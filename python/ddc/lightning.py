@@ -35,7 +35,7 @@ def discover(
     Parameters
     ----------
     module : LightningModule
-        Of `lightning` or `pytorch_lightning`, with or without a trainer. ``training_step`` returns
+        Module of `lightning` or `pytorch_lightning`, with or without a trainer. ``training_step`` returns
         a tensor, or a dict with ``'loss'``; what it logs is not logged, and what it keeps in
         attributes of the module (lists, tensors, numbers, metrics) is taken out again.
     dataloader : iterable, optional
@@ -48,7 +48,7 @@ def discover(
         How many batches to take. They go through the hooks that a batch goes through on its way to
         the device.
     **options
-        Of :func:`ddc.discover`.
+        Options of :func:`ddc.discover`.
 
     Returns
     -------

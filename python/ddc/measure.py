@@ -75,7 +75,7 @@ def engagement(
     steps : int
         Number of steps.
     lr, weight_decay : float
-        Of both optimizers.
+        Options of both optimizers.
 
     Returns
     -------
@@ -113,7 +113,7 @@ def gate(
     model, loss, dataloader, batches, max_batches
         As for :func:`ddc.discover`.
     seed : int
-        Of the elements.
+        Seed of the elements.
 
     Returns
     -------
@@ -255,7 +255,7 @@ def predicted_drift(
     direction : AdamWMoments or dict
         Update direction, or that of any other optimizer by name of the parameter.
     lr, weight_decay : float
-        Of the step.
+        Options of the step.
 
     Returns
     -------

@@ -137,7 +137,7 @@ class Lifted(Optimizer):
         verbose : bool or None
             As for :func:`ddc.discover`. True shows the group as well.
         **options
-            Of the optimizer.
+            Options of the optimizer.
         """
         group = discover(
             model,
@@ -591,7 +591,7 @@ def lifted(
         ``init(parameter)`` returns the tensors of the state by name, for a tensor of the parameter's
         shape in the type to compute in.
     name : str, optional
-        Of the class; the rule's by default.
+        Name of the class; the rule's by default.
     **defaults
         Options and their defaults. ``lr`` is a must; ``weight_decay`` (decoupled, 0) and ``maximize``
         (False) are there in any case.

@@ -173,7 +173,7 @@ def permutations(
     ----------
     model : Module
     loss : callable
-        Of the model, on a batch that it draws from torch's generator.
+        Loss of the model, on a batch that it draws from torch's generator.
     symmetries : SymmetryGroup, optional
 
     Examples

@@ -347,7 +347,7 @@ def hold(
     model : Module, optional
         Gives the parameters their names.
     **treatment
-        Of gauges, as for the optimizers of this package: ``coordinates="standard"``, or
+        Treatment of gauges, as for the optimizers of this package: ``coordinates="standard"``, or
         ``project={"VO linear": "never"}``.
 
     Returns

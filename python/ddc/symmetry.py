@@ -333,7 +333,7 @@ class SymmetryGroup:
         ----------
         a, b : Module, or dict of tensors by name
         permutations : Permutations, optional
-            Of units and heads, as :func:`ddc.permutations` finds them.
+            Permutations of units and heads, as :func:`ddc.permutations` finds them.
         """
         from ddc import compare
 
@@ -351,7 +351,7 @@ class SymmetryGroup:
         ----------
         a, b : Module, or dict of tensors by name
         permutations : Permutations, optional
-            Of units and heads: the first model is brought into the order of the second.
+            Permutations of units and heads: the first model is brought into the order of the second.
         """
         from ddc import compare
 
@@ -373,7 +373,7 @@ class SymmetryGroup:
         model : Module
         to : Module, or dict of tensors by name
         permutations : Permutations, optional
-            Of units and heads: these are brought into the other's order first.
+            Permutations of units and heads: these are brought into the other's order first.
 
         Returns
         -------

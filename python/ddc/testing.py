@@ -64,7 +64,7 @@ def gauge_invariants(
     others : sequence of Gauge
         Further gauges that are bound together with the one under test.
     seed : int
-        Of the group elements.
+        Seed of the group elements.
     steps : int
         Number of steps that the optimizer is followed over.
 

@@ -63,8 +63,8 @@ Mixing mixing_of(const at::Tensor& row, double size, double epsilon) {
   return {};
 }
 
-/// Of the charge of a matrix group of one block: the squares of the first row plus those of the first column,
-/// and the size of its terms. All of it would take the cube of an MLP's width.
+/// Charge of a matrix group of one block, in part: the squares of its first row plus those of its first column,
+/// and the size of its terms. The whole charge would take the cube of an MLP's width.
 struct FirstEntries {
   at::Tensor squares;
   double size = 0;

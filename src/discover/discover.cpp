@@ -357,7 +357,7 @@ struct Candidates {
   std::vector<std::vector<Gauge>> guesses;
   /// What similar models have.
   std::vector<Gauge> expected;
-  /// Of which one is to be chosen.
+  /// Sets of gauges that exclude one another: one of each is to be chosen.
   std::vector<Choices> choices;
 };
 

@@ -65,8 +65,8 @@ class Probe {
   void move_to(uint64_t batch) const;
   /// That point, as long as this probe lives and is not balanced again.
   ValuesAt place(uint64_t batch) const;
-  /// Gradients of a batch's loss at the point that belongs to it, as a table of the same names; zeros where the loss does not depend
-  /// on a parameter.
+  /// Gradients of a batch's loss at the point that belongs to it, as a table of the same names; zeros where the
+  /// loss does not depend on a parameter.
   Parameters gradients(uint64_t batch) const { return gradients_of(params_, batch); }
   /// The same of other parameters of the model, which are where they are.
   Parameters gradients_of(const Parameters& others, uint64_t batch) const;

@@ -18,8 +18,8 @@ struct KernelPart {
   bool converged = false;
 };
 
-/// Takes the range of a symmetric positive semidefinite matrix out of `start`, one product per iteration, and leaves the part in its
-/// kernel: conjugate residuals. After k iterations what is left is the shortest vector of start +
+/// Takes the range of a symmetric positive semidefinite matrix out of `start`, one product per iteration, and leaves
+/// the part in its kernel: conjugate residuals. After k iterations what is left is the shortest vector of start +
 /// span(A start, .., A^k start), so that what is taken out is always in the range, and what is left never
 /// shorter than the part in the kernel. Memory: four vectors.
 KernelPart kernel_part(const LinearOperator& matrix, const at::Tensor& start, int64_t iterations,

@@ -93,8 +93,8 @@ void LiftedOptimizer::put_back_(const std::vector<GroupedParameter>& parameters)
 
 namespace {
 
-/// A side of a linear gauge that is zero, as in a fresh LoRA pair, in words; empty if there is none. What grows out of it
-/// fixes the balanced place as badly as it is small.
+/// Side of a linear gauge that is zero, as in a fresh LoRA pair, in words; empty if there is none. What grows out
+/// of it determines the balanced place as badly as it is small.
 std::string zero_side(const Parameters& params, const std::vector<Gauge>& gauges) {
   for (const auto& gauge : gauges) {
     if (gauge.action != Action::linear) continue;

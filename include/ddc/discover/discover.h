@@ -11,7 +11,7 @@
 
 namespace ddc {
 
-/// What a caller who knows the model may tell. Nothing here is believed.
+/// Hints of a caller who knows the model. Nothing here is believed: the gate verifies it.
 struct Hints {
   /// Sizes of attention heads. They are tried also where the search would not look without a hint:
   /// very small heads of large models, which need more batches.

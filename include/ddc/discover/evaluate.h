@@ -17,8 +17,8 @@ struct Evaluation {
 
   /// A differentiable scalar.
   at::Tensor loss;
-  /// What the loss is computed from: predictions, or logits with the classes last. Undefined if the
-  /// model does not tell; the loss alone is looked at then.
+  /// Outputs that the loss is computed from: predictions, or logits with the classes last. Undefined if
+  /// the model does not tell; the loss alone is looked at then.
   at::Tensor outputs;
 };
 
@@ -32,7 +32,7 @@ struct Evaluation {
 ///     };
 using Evaluate = std::function<Evaluation(uint64_t batch)>;
 
-/// What an `evaluate` throws if its user wants no more evaluations.
+/// Exception that an `evaluate` throws if its user wants no more evaluations.
 struct Interrupted : std::exception {
   const char* what() const noexcept override { return "interrupted"; }
 };

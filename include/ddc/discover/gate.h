@@ -27,7 +27,7 @@ struct GateOptions {
   std::optional<bool> shrink = {};
 };
 
-/// What the gate has measured.
+/// Verdict of the gate on a gauge, with its measurements.
 struct Verdict {
   bool passed = false;
   /// The change of loss or outputs under an element, relative to the change that a move of the same
@@ -46,8 +46,8 @@ struct Verdict {
 };
 
 /// Tries one gauge, or all of `gauges` at once (by random elements of their product; each should have
-/// passed alone). Throws where a batch has no finite loss, or not twice the same. The parameters are moved and brought back, bit for
-/// bit, whatever happens.
+/// passed alone). Throws where a batch has no finite loss, or not twice the same. The parameters are moved
+/// and brought back, bit for bit, whatever happens.
 Verdict gate(const Gauge& gauge, const Parameters& params, const Evaluate& evaluate,
              const GateOptions& options = {});
 Verdict gate(const std::vector<Gauge>& gauges, const Parameters& params, const Evaluate& evaluate,

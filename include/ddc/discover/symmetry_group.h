@@ -11,7 +11,7 @@
 #include "ddc/gauge/action.h"
 #include "ddc/gauge/gauge.h"
 
-// What discovery returns: the symmetries of a model as a value, to print, to store beside a checkpoint
+// Result of discovery: the symmetries of a model as a value, to print, to store beside a checkpoint
 // and to hand to an optimizer.
 //
 //     const auto group = ddc::discover(params, evaluate);
@@ -36,13 +36,13 @@ struct Finding {
   /// In the usual notation, see `group_name`.
   std::string group;
   int64_t dimension = 0;
-  /// What the gate measured, and what would have been too much.
+  /// Residual that the gate measured, and the tolerance up to which it passes.
   double residual = 0;
   double tolerance = 0;
   std::optional<Engagement> engagement = {};
 };
 
-/// What looked like a gauge, or would be one in a similar model, and is none.
+/// Candidate that looked like a gauge, or would be one in a similar model, and is none.
 struct Refusal {
   std::string name;
   std::string kind;
@@ -84,7 +84,7 @@ struct Fingerprint {
   struct Entry {
     std::string name;
     std::vector<int64_t> shape;
-    /// What the parameter is in the network, where whoever made the group knew: "embedding", "output",
+    /// Role of the parameter in the network, where whoever made the group knew: "embedding", "output",
     /// "depthwise" (convolution), "table"; empty otherwise. Muon steps by it.
     std::string role = {};
     bool operator==(const Entry& other) const { return name == other.name && shape == other.shape; }
@@ -103,10 +103,10 @@ struct SymmetryGroup {
   double joint_residual = 0;
   double joint_tolerance = 0;
   std::optional<Completeness> completeness = {};
-  /// What a reader should know: tied parameters, units that are dead, parameters that are frozen.
+  /// Notes for the reader: tied parameters, units that are dead, parameters that are frozen.
   std::vector<std::string> notes;
 
-  /// What optimizers take.
+  /// Gauges, as optimizers take them.
   std::vector<Gauge> gauges() const;
   /// The sum over gauges.
   int64_t dimension() const;

@@ -27,7 +27,8 @@ std::vector<int64_t> heads(int64_t heads, int64_t head_size, int64_t groups,
 
 }  // namespace channel_maps
 
-/// A channel map bound to one axis, or to pairs of the first axis and another: moves values between channels and indices.
+/// Channel map bound to one axis, or to pairs of the first axis and another: moves values between channels
+/// and indices.
 ///
 /// `gather` takes a tensor whose `axis` runs over channels to one whose `axis` runs over indices;
 /// `scatter` is its transpose. Identity and single-channel maps cost no indexing.

@@ -144,7 +144,7 @@ struct Leg {
 struct Gauge {
   /// Unique among the gauges of one optimizer; names state in checkpoints and lines in reports.
   std::string name;
-  /// What kind of gauge this is, for people ("relu rescale").
+  /// Kind of the gauge, for people ("relu rescale").
   std::string kind = "custom";
   Action action = Action::scale;
   int64_t channels = 0;

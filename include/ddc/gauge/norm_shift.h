@@ -32,8 +32,8 @@ struct NormReaders {
 /// Broken by: RMSNorm (its n has a mean); a reader that is tied to something else.
 std::vector<Gauge> norm_kernel_shifts(const NormReaders& spec);
 
-/// What beta gains, the readers' biases may lose, b_k - W_k s, and `added_next` loses s. Group R^d; every
-/// reader must have a bias.
+/// Exchange of a norm's beta with what comes after it: beta gains s, the readers' biases lose W_k s, and
+/// `added_next` loses s. Group R^d; every reader must have a bias.
 ///
 /// Broken by: a reader that is left out or has no bias; a residual stream that goes on from the norm's
 /// output, if what is added to it next has no bias.

@@ -50,7 +50,7 @@ enum class CurvatureKind {
   hessian,
 };
 
-/// What the loss is, as a function of the outputs. It is found out from its second derivative.
+/// Kind of the loss as a function of the outputs. It is found from its second derivative.
 enum class Likelihood {
   softmax,   ///< cross-entropy of classes, any weights, masks, shifts and label smoothing
   diagonal,  ///< a sum over outputs: squared error, logistic loss

@@ -11,7 +11,7 @@
 #include "ddc/gauge/gauge.h"
 #include "ddc/parameters.h"
 
-// What is read off activations, weights and trajectories on the way to a minimum, and the rate at which it vanishes.
+// Observables of activations, weights and trajectories on the way to a minimum, and the rates at which they vanish.
 
 namespace ddc {
 
@@ -83,7 +83,7 @@ enum class RateVerdict {
   ascending,       ///< the observable moves away from the minimum
 };
 
-/// What is fitted, and so what the slope says of the order k.
+/// Quantity that is fitted, and so what the slope says of the order k.
 enum class RateOf {
   curvature,  ///< an eigenvalue of the Fisher matrix: slope 2 (k - 1)
   loss,       ///< slope 2 k

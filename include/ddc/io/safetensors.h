@@ -29,7 +29,7 @@
 // returns it is the new one, on disk.
 namespace ddc::io {
 
-// What one file holds.
+// Contents of one file.
 struct TensorFile {
   // Names are unique, and "__metadata__" is reserved by the format. The order survives a round
   // trip.

@@ -49,7 +49,7 @@ class AdamWMoments {
   std::map<std::string, State> states_;
 };
 
-/// What of an update direction points along the orbit, in two parts. With P = mean + rest, for every
+/// Part of an update direction that points along the orbit, in two parts. With P = mean + rest, for every
 /// leg and channel (or block) by itself:
 ///
 ///     scale      [channels]                 <P * m, v>, v the unit vector along the channel's orbit

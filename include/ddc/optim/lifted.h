@@ -50,7 +50,7 @@ class LiftedOptions : public torch::optim::OptimizerOptions {
   OptionValues values() const;
 };
 
-/// What a base rule remembers of one tensor, in coordinates.
+/// State that a base rule keeps of one tensor, in coordinates.
 class LiftedParamState : public torch::optim::OptimizerParamState {
  public:
   Counter step;
@@ -83,7 +83,7 @@ struct StateSlot {
   std::string key() const;
 };
 
-/// What an optimizer has bound, and what the last step did to it.
+/// Gauge that an optimizer has bound, and what the last step did to it.
 struct GaugeReport {
   std::string name;
   std::string kind;
@@ -103,7 +103,7 @@ struct GaugeReport {
   int64_t frames_recomputed = 0;
 };
 
-/// What a step costs. Bytes and operations are those of the plan: what has to be moved if each tensor is read
+/// Cost of a step. Bytes and operations are those of the plan: what has to be moved if each tensor is read
 /// and written once, and the arithmetic of matrices (of polar factors, and of gauges that mix channels; what is
 /// done every so many steps counts in part).
 struct StepCost {
@@ -187,7 +187,7 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// For those who keep options and state elsewhere, as the Python package does in torch.optim's
   /// dictionaries. The tensors are updated in place; the pointers are good until the next load.
   std::vector<StateSlot> state_slots();
-  /// What `load_tensors` does with tensors that fit.
+  /// Manners in which `load_tensors` takes tensors that fit.
   enum class Load {
     copy,    ///< copies them; weights that are placed go to the place that the state knows
     resume,  ///< the same, but makes the tensors the optimizer's own
@@ -214,7 +214,7 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   void construct(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  const Parameters& names, std::vector<Gauge> gauges, Treatments treatments);
 
-  /// What a base rule can do beside making steps.
+  /// Abilities of a base rule beside making steps.
   struct Abilities {
     /// Body frames may follow the weights, because the state can change basis.
     bool change_basis = false;
@@ -265,7 +265,7 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// Steps tensors that are as stored, as the base optimizer does: in place on none of which a gauge acts, or
   /// all at their canonical place.
   void step_plain_(const std::vector<size_t>& tensors, const std::vector<StepSettings>& settings);
-  /// What the weights were changed by since the optimizer saw them last, if anything: versions of tensors.
+  /// Versions of the tensors, which tell whether anything has changed the weights since the optimizer saw them last.
   std::vector<int64_t> versions() const;
   /// Before the first step after a load: the weights must be at their canonical place, or are moved there.
   void check_place_();
@@ -276,7 +276,7 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   TensorView view_of(size_t tensor) const;
   /// Steps a tensor by the rule, where weights are as stored.
   void step_apart_(size_t tensor, const at::Tensor& gradient, const StepSettings& settings);
-  /// What the plan says of a step.
+  /// Cost of a step by the plan.
   StepCost planned_cost() const;
   std::vector<StepSettings> check_settings() const;
   /// Which tensors have a gradient. Notes whether one is huge.
@@ -324,7 +324,7 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   bool loaded_original_ = false;
 };
 
-// What a rule may have beside what it must; see ddc/optim/rule.h.
+// Parts that a rule may have beside those that it must have; see ddc/optim/rule.h.
 
 template <class Rule>
 concept ChangesBasis = requires(typename Rule::State state, const BasisChange& change) {

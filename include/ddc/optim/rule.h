@@ -9,7 +9,7 @@
 
 #include "ddc/treatment.h"
 
-// What a base rule is given, and what it must provide. A rule is a struct of static members:
+// Interface of base rules: what one is given, and what it must provide. A rule is a struct of static members:
 //
 //     struct SignRule {
 //       static constexpr const char* name = "DDCSign";

@@ -55,8 +55,8 @@ struct SoapMoments {
   StateTensors tensors();
 };
 
-/// SOAP (Vyas et al. 2024, arXiv:2409.11321, Algorithm 3): Adam, bias-corrected, in the eigenbasis of Shampoo's factors. Three axes are a
-/// stack of matrices, each by itself; more are flattened to a matrix from the second axis on.
+/// SOAP (Vyas et al. 2024, arXiv:2409.11321, Algorithm 3): Adam, bias-corrected, in the eigenbasis of Shampoo's
+/// factors. Three axes are a stack of matrices, each by itself; more are flattened to a matrix from the second on.
 ///
 /// It commutes with rotations of the rows and the columns of all gradients. For this it differs from
 /// the authors' implementation:

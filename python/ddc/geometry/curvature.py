@@ -179,7 +179,7 @@ class Curvature:
 class GaussNewton(Curvature):
     """Gauss-Newton matrix J^T H J with the Hessian H of the loss by the outputs.
 
-    Of cross-entropy it is the exact Fisher information matrix, labels being averaged over and not drawn.
+    For cross-entropy it is the exact Fisher information matrix: labels are averaged over and not drawn.
     """
 
     _kind = "gauss_newton"
@@ -193,7 +193,7 @@ class MonteCarloFisher(Curvature):
     labels : int
         Labels drawn per sample.
     seed : int
-        Of the labels.
+        Seed of the labels.
     """
 
     _kind = "monte_carlo_fisher"
@@ -282,14 +282,14 @@ def quotient(
 ) -> Quotient:
     """Curvature with the directions along orbits removed.
 
-    Of a block, those orbits are removed that move nothing else. Directions are orthogonal in the metric of
+    For a block, only orbits that move nothing else are removed. Directions are orthogonal in the metric of
     the weights as they stand: see :func:`at_canonical_place`.
 
     Parameters
     ----------
     curvature : Curvature
     symmetries : SymmetryGroup
-        Of the same model; otherwise an error says where the parameters differ.
+        Symmetries of the same model; otherwise an error says where the parameters differ.
     others : dict, optional
         Further null directions by name, such as those of :func:`norm_input_scale`.
     memory : int
@@ -349,7 +349,7 @@ def spectrum(
         Random vectors of the estimates of trace, log-determinant, effective rank and density, and steps for
         each.
     seed : int
-        Of random vectors.
+        Seed of random vectors.
     few_samples : bool
         Allow a Monte-Carlo estimate from fewer than 100 samples per parameter. The result says so.
 
@@ -427,7 +427,7 @@ def smallest(
 ) -> _C.EigenPairs:
     """Smallest eigenvalues by LOBPCG, with known null directions deflated.
 
-    Of a :class:`Quotient` with a stored basis the orbits are deflated by themselves. `like` is a vector of
+    Orbits of a :class:`Quotient` with a stored basis are deflated by themselves. `like` is a vector of
     the operator's size and dtype; it is needed for a function.
     """
     if isinstance(matrix, Quotient):
@@ -467,7 +467,7 @@ def norm_input_scale(
     weight, bias, gain, shift, readers : str
         Names of W, b, the gain and the shift of the norm, and the weight of the layer that reads it.
     eps : float
-        Of the norm.
+        The norm's epsilon.
 
     Returns
     -------

@@ -30,7 +30,7 @@ class Node:
     rows, channels : int
         Shape of that matrix.
     dead : DeadUnits or None
-        Of a ReLU, the units whose inputs never cross zero.
+        Units of a ReLU whose inputs never cross zero.
     """
 
     sigma_min: float
@@ -246,7 +246,7 @@ def rate(
         Arc length at which the minimum is. It is fitted if it is not known.
     min_points, min_decades, max_ascent, max_drift, max_uncertainty, min_r_squared, confidence, resamples, \
     seed
-        Of the gate.
+        Options of the gate.
 
     Returns
     -------

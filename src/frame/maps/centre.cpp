@@ -115,7 +115,8 @@ void Centre::bind_(std::vector<GaugeState>& states, Tensors& x) const {
   }
   for (const size_t t : component_.tensors) {
     const auto& tensor = plan_.tensors[t];
-    // What is left of a constant, or of a bias that takes up another, is rounding, and must not pass for a side that is not zero.
+    // The rest of a constant, or of a bias that takes up another, is rounding, and must not pass for a side that
+    // is not zero.
     const auto rounding =
         (tensor.tensor.detach() - x[t]).abs() * (kRounding * epsilon(tensor.compute_type()));
     x[t] = at::where(x[t].abs() > rounding, x[t], 0);
