@@ -10,9 +10,11 @@ from __future__ import annotations
 import argparse
 import copy
 import pathlib
+import re
 import resource
 import subprocess
 import sys
+import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -1074,7 +1076,7 @@ float64. Written by
 
     python examples/python/families.py --write docs/reference/families.md
 
-- **gauges**: how many there are, and the sum of their dimensions; `print(group)` lists them.
+- **gauges**: how many there are, and the sum of their dimensions; `print(symmetries)` lists them.
 - **residual**: of all gauges together at the gate, and what it may be.
 - **explained**: of the directions that no batch sees (the null space of the Jacobian), those along
   the gauges.
@@ -1181,8 +1183,9 @@ def main() -> None:
 
 
 def read(text: str, known: list[str]) -> dict[str, tuple[str, str]]:
-    """The rows of a table, and the notes below it, by family."""
-    lines = text.splitlines(keepends=True)
+    """Rows of a table, and the notes below it, by family."""
+    # A note may be broken into lines, of which all but the first are indented.
+    lines = re.sub(r"\n {2,}", " ", text).splitlines(keepends=True)
     return {
         name: (
             next((line for line in lines if line.startswith(f"| {name} |")), ""),
@@ -1192,9 +1195,15 @@ def read(text: str, known: list[str]) -> dict[str, tuple[str, str]]:
     }
 
 
+def broken(note: str) -> str:
+    """A note in lines of at most 120 columns."""
+    inside = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(note, 120, subsequent_indent="  ", **inside) + "\n"
+
+
 def table(rows: dict[str, tuple[str, str]], known: list[str]) -> str:
     lines = "".join(rows[name][0] for name in known if name in rows)
-    notes = "".join(rows[name][1] for name in known if name in rows)
+    notes = "".join(broken(rows[name][1]) for name in known if name in rows and rows[name][1])
     return HEADER + lines + ("\n" + notes if notes else "")
 
 

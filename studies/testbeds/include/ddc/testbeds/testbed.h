@@ -37,8 +37,8 @@ enum class GaugeSet {
 using Observations = std::map<std::string, double>;
 
 /// Callback that is told what happens inside a network, at the positions that are computed: what the hidden units of a
-/// layer get, under its name ("layers.0.mlp.up"), the residual stream after the embedding ("stream.embedding") and after
-/// every branch ("stream.layers.0.mlp"), and what the readout, or the norm before it, reads ("stream").
+/// layer get, under its name ("layers.0.mlp.up"), the residual stream after the embedding ("stream.embedding") and
+/// after every branch ("stream.layers.0.mlp"), and what the readout, or the norm before it, reads ("stream").
 using Trace = std::function<void(const std::string& name, const at::Tensor& values)>;
 
 /// A network and a task, as functions of a table of parameters: two copies of the parameters, one
