@@ -1,6 +1,7 @@
-"""A build without a torch that the library can be built with stops with a sentence."""
+"""A build without what it needs stops with a sentence, and a plain one needs little."""
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,17 @@ def test_a_torch_with_cuda_does_not_ask_for_nvcc(tmp_path):
 def test_no_torch(tmp_path):
     message = configure(tmp_path, f"-DDDC_PYTHON={tmp_path}/nowhere")
     assert "install torch 2.10 or newer into the Python" in message
+
+
+def test_a_plain_build_needs_nothing_of_the_studies(tmp_path):
+    command = ["cmake", "-S", str(ROOT), "-B", str(tmp_path), "-G", "Ninja"]
+    here = [f"-DDDC_PYTHON={sys.executable}", "-DCMAKE_DISABLE_FIND_PACKAGE_CLI11=ON"]
+
+    plain = subprocess.run([*command, *here], capture_output=True, text=True, timeout=300)
+    assert plain.returncode == 0, plain.stderr
+    assert "cli/ddc" not in (tmp_path / "build.ninja").read_text()
+
+    studies = [*command, *here, "-DDDC_STUDIES=ON"]
+    with_studies = subprocess.run(studies, capture_output=True, text=True, timeout=300)
+    assert with_studies.returncode != 0
+    assert "CLI11" in with_studies.stderr
