@@ -8,8 +8,9 @@ from ddc import _C
 HEAD = """# Options
 
 Written by `scripts/options_table.py` from the declarations in C++ (`include/ddc/options.h`); a test
-compares. In Python `beta1, beta2` are the pair `betas`, and None stands for `default`. On the command
-line all of them are settings: `ddc run ... --set NAME=VALUE`, listed by `ddc list optimizers NAME`.
+compares. In Python `beta1, beta2` are the pair `betas`, and None stands for `default`. In the command line
+tool ([how it is built](../howto/experiments.md)) all of them are settings: `ddc run ... --set NAME=VALUE`,
+listed by `ddc list optimizers NAME`.
 """
 
 

@@ -92,7 +92,9 @@ def main() -> int:
         if source.suffix in (".h", ".cpp"):
             for number in long_comments(source.read_text()):
                 wrong += 1
-                print(f"{source.relative_to(ROOT)}:{number}: a comment of more than {WIDTH} columns")
+                print(
+                    f"{source.relative_to(ROOT)}:{number}: a comment of more than {WIDTH} columns"
+                )
     for page in pages():
         text = page.read_text()
         if (new := reflowed(text)) != text:

@@ -1074,7 +1074,9 @@ What `ddc.discover` finds in unmodified models of `transformers` and `timm`, and
 layers, from the model and a loss alone. Small models (two layers, width 8 to 12) with random weights,
 float64. Written by
 
-    python examples/python/families.py --write docs/reference/families.md
+```sh
+python examples/python/families.py --write docs/reference/families.md
+```
 
 - **gauges**: how many there are, and the sum of their dimensions; `print(symmetries)` lists them.
 - **residual**: of all gauges together at the gate, and what it may be.

@@ -231,7 +231,7 @@ def _turn_(group: SymmetryGroup, first: Named, second: Named) -> Parts:
 def _nearest(gauge: _C.Gauge, overlap: Tensor) -> Tensor:
     """The element with the largest overlap: the orthogonal polar factor.
 
-    Linear gauges are covered too: at the canonical place Gram matrices are equal, and only rotations are left.
+    Linear gauges too: at the canonical place their Gram matrices are equal, and only rotations are left.
     """
     size = overlap.size(-1)
     eye = torch.eye(size, dtype=overlap.dtype)

@@ -1,8 +1,8 @@
 """Pages of the documentation as programs: their code is run, and what it prints is compared.
 
 A block of Python runs in the names of the blocks before it, in a folder of the page's own; a block with a
-title is written to a file of that name there. A block without a language is commands. A block of text right
-after either is what was printed.
+title is written to a file of that name there. A block of sh is commands; those that install something are
+not run. A block of text right after either is what was printed.
 
     python tests/python/pages.py docs/tutorials/train.md ...   # writes what is printed into the pages
 """
@@ -47,7 +47,7 @@ def run(page: Path, folder: Path) -> Iterator[Ran]:
             continue
         if language == "python":
             printed = run_python(code, f"{page.relative_to(ROOT)}", names)
-        elif language == "":
+        elif language == "sh":
             printed = "".join(run_command(line, folder) for line in commands(code))
         else:
             continue
@@ -62,7 +62,8 @@ def run_python(code: str, name: str, names: dict[str, Any]) -> str:
 
 
 def commands(code: str) -> list[str]:
-    return [line for line in code.replace("\\\n", " ").splitlines() if line.split("#")[0].strip()]
+    lines = code.replace("\\\n", " ").splitlines()
+    return [line for line in lines if line.split("#")[0].strip() and line.split()[0] != "pip"]
 
 
 def run_command(line: str, folder: Path) -> str:

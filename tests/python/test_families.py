@@ -52,6 +52,21 @@ def test_more_families_have_what_the_table_says(family: families.Family) -> None
     assert row in (ROOT / "docs" / "reference" / "families.md").read_text()
 
 
+def test_notes_are_broken_into_lines_and_read_back() -> None:
+    known = ["A", "B", "C"]
+    long = "- **B**: " + "some `words` of a note, " * 20 + "the end.\n"
+    rows = {
+        "A": ("| A | 1 |\n", ""),
+        "B": ("| B | 2 |\n", long),
+        "C": ("| C | 3 |\n", "- **C**: 1.\n"),
+    }
+    text = families.table(rows, known)
+    notes = text[text.index("- **B**") :].splitlines()
+    assert len(notes) == 6
+    assert max(map(len, notes)) <= 120
+    assert families.read(text, known) == rows
+
+
 def test_weights_as_small_as_usual_show_the_same_symmetries() -> None:
     llama = next(family for family in families.FAMILIES if family.name == "Llama")
     make = families.causal("Llama", **families.LLAMA | dict(initializer_range=0.02))

@@ -1,5 +1,10 @@
 """The code of the documentation runs, and prints what the pages say."""
 
+import os
+import re
+import subprocess
+import sys
+
 import pages
 import pytest
 import torch
@@ -51,6 +56,33 @@ def test_a_page_prints_what_it_says(page, folder):
             shown += 1
             assert pages.alike(block.shown, block.printed), block.printed
     assert shown > 0
+
+
+def test_the_commands_of_the_page_on_cpp_run(tmp_path):
+    """In a clone that has its library: all but compiling, which the test `install.consumer` does."""
+    page = ROOT / "docs" / "howto" / "cpp.md"
+    clone, project = tmp_path / "clone", tmp_path / "project"
+    (clone / "build").mkdir(parents=True)
+    project.mkdir()
+    build = os.environ.get("DDC_BUILD_DIR", ROOT / "build" / "release")
+    (clone / "build" / "release").symlink_to(build)
+    (clone / ".venv").symlink_to(sys.prefix)
+    install, use = blocks(page, "sh")
+    for title, code in re.findall(
+        r'^```\w+ title="([^"\n]*)"\n(.*?)^```', page.read_text(), re.M | re.S
+    ):
+        (project / title).write_text(code)
+
+    env = {name: value for name, value in os.environ.items() if name != "MAKEFLAGS"}
+    install = install.replace("make library\n", "")
+    use = use[: use.index("cmake --build")]
+    script = f"set -e; cd {clone}\n{install}\ncd {project}\n{use}"
+    ran = subprocess.run(
+        ["bash", "-c", script], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert (clone / "out/ddc/include/ddc/version.h").is_file()
+    assert (project / "build/CMakeCache.txt").is_file()
 
 
 @pytest.mark.parametrize("page", PARTS, ids=named)
