@@ -33,7 +33,7 @@ def loss(model, batch):
     inputs, labels = batch
     return F.cross_entropy(model(inputs), labels)
 
-group = ddc.discover(model, loss, batches=batches)
+symmetries = ddc.discover(model, loss, batches=batches)
 """
 
 
