@@ -1,17 +1,24 @@
-"""What a search is doing: lines in the log `ddc`, and one line on a terminal."""
+"""Progress of a search: lines in the log `ddc`, and a bar on a terminal or in a notebook."""
 
 from __future__ import annotations
 
 import contextlib
+import html
 import logging
+import shutil
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
+
+from ddc.picture import in_notebook
 
 log = logging.getLogger("ddc")
 
-# A terminal is told so often, in seconds.
+# Seconds between two updates.
 _INTERVAL = 0.2
+# Characters of a bar.
+_BAR = 16
 
 
 @contextlib.contextmanager
@@ -33,20 +40,62 @@ def shown(verbose: bool) -> Iterator[None]:
             log.removeHandler(handler)
 
 
-class Progress:
-    """What a search is doing.
+class Terminal:
+    """One line on standard error, written over and over."""
 
-    A context; on leaving it the line on a terminal is gone.
+    def show(self, line: str, bar: str) -> None:
+        # A line that is broken could not be written over.
+        fits = len(line) + len(bar) < shutil.get_terminal_size().columns
+        self._write(line.replace(",", f" {bar},", 1) if bar and fits else line)
+
+    def clear(self) -> None:
+        self._write("")
+
+    def _write(self, line: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{line}")
+        sys.stderr.flush()
+
+
+class Notebook:
+    """One output below the cell, whose contents are exchanged."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, line: str, bar: str) -> None:
+        from IPython.display import HTML, display
+
+        shown = HTML(f"<pre>{html.escape(f'{bar} {line}' if bar else line)}</pre>")
+        if self._handle is None:
+            self._handle = display(shown, display_id=True)
+        else:
+            self._handle.update(shown)
+
+    def clear(self) -> None:
+        from IPython.display import HTML
+
+        self._handle.update(HTML(""))
+
+
+class Progress:
+    """Progress of a search.
+
+    A context; on leaving it the line on a terminal or in a notebook is gone.
 
     Parameters
     ----------
     verbose : bool or None
-        Whether the log is shown, a line for each stage. None: one line, on a terminal.
+        Whether the log is shown, a line for each stage. None: one line with a bar, on a terminal or in a
+        notebook.
     """
 
     def __init__(self, verbose: bool | None) -> None:
         self._log = shown(bool(verbose))
-        self._live = verbose is None and sys.stderr.isatty()
+        self._output: Terminal | Notebook | None = None
+        if verbose is None and in_notebook():
+            self._output = Notebook()
+        elif verbose is None and sys.stderr.isatty():
+            self._output = Terminal()
         self._stage, self._done, self._all = "", 0, 0
         self._evaluations = 0
         self._start = self._begun = time.monotonic()
@@ -58,8 +107,8 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._log.__exit__(None, None, None)
-        if self._live and self._shown:
-            self._write("")
+        if self._output is not None and self._shown:
+            self._output.clear()
 
     def stage(self, stage: str, done: int, all_: int) -> None:
         if stage != self._stage:
@@ -70,14 +119,17 @@ class Progress:
     def evaluated(self) -> None:
         self._evaluations += 1
         now = time.monotonic()
-        if not self._live or now - self._shown < _INTERVAL:
+        if self._output is None or now - self._shown < _INTERVAL:
             return
         self._shown = now
-        self._write(self.line(now))
+        self._output.show(self.line(now), self.bar())
 
-    def _write(self, line: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{line}")
-        sys.stderr.flush()
+    def bar(self) -> str:
+        """Share of the stage that is done; empty where its size is not known."""
+        if not self._all:
+            return ""
+        full = _BAR * min(self._done, self._all) // self._all
+        return f"[{'#' * full}{'.' * (_BAR - full)}]"
 
     def line(self, now: float) -> str:
         parts = [f"ddc: {self._stage or 'the loss'}"]

@@ -83,7 +83,8 @@ def audit(
     completeness : bool
         Count the directions that no batch sees (see :func:`ddc.discover`).
     verbose : bool or None
-        Whether a line is printed for each stage. None: one line, on a terminal.
+        Whether a line is printed for each stage. None: one line with a bar, on a terminal or in a
+        notebook.
 
     Examples
     --------

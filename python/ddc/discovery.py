@@ -86,8 +86,8 @@ def discover(
         `exact_up_to` parameters, an upper bound above.
     verbose : bool, optional
         Say on standard error what is being done: the stage, how often the loss was evaluated, and the
-        time that the rest of the stage will take where that is known. Unless told, on a terminal only,
-        in one line that goes away.
+        time that the rest of the stage will take where that is known. Unless told, on a terminal or in a
+        notebook only, in one line with a bar that goes away.
 
     Returns
     -------

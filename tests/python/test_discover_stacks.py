@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import types
 from collections import Counter
 
 import ddc
@@ -114,12 +116,53 @@ def test_a_terminal_is_told_what_is_being_done(monkeypatch, capsys) -> None:
     ddc.discover(model, loss)
     shown = capsys.readouterr().err.split("\r\x1b[K")
     assert any(line.startswith("ddc: charges, ") and "evaluations" in line for line in shown)
-    assert any("ddc: gate 1 of 3" in line and "s left" in line for line in shown)
+    assert any(
+        "ddc: gate 1 of 3 [#####...........], " in line and "s left" in line for line in shown
+    )
     assert shown[-1] == ""
+
+    monkeypatch.setenv("COLUMNS", "40")
+    ddc.discover(model, loss)
+    assert "gate 1 of 3, " in (narrow := capsys.readouterr().err) and "[#" not in narrow
 
     monkeypatch.setattr("sys.stderr.isatty", lambda: False)
     ddc.discover(model, loss)
     assert capsys.readouterr().err == ""
+
+
+def test_a_notebook_shows_a_bar_in_one_output(monkeypatch, capsys) -> None:
+    outputs: list[list[str]] = []
+
+    class Handle:
+        def __init__(self, first: str) -> None:
+            outputs.append([first])
+
+        def update(self, shown: str) -> None:
+            outputs[-1].append(shown)
+
+    def display(shown: str, display_id: bool) -> Handle:
+        assert display_id
+        return Handle(shown)
+
+    shell = types.SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    pretend = types.SimpleNamespace(HTML=str, display=display)
+    monkeypatch.setitem(sys.modules, "IPython.display", pretend)
+    monkeypatch.setattr("ddc._progress._INTERVAL", 0.0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def loss(model: nn.Module) -> Tensor:
+        return nn.functional.cross_entropy(model(torch.randn(8, 3)), torch.randint(2, (8,)))
+
+    ddc.discover(model, loss)
+    (output,) = outputs
+    assert any("[##########......] ddc: gate 2 of 3, " in line for line in output)
+    assert output[-1] == ""
+    assert capsys.readouterr().err == ""
+
+    for verbose in (False, True):
+        ddc.discover(model, loss, verbose=verbose)
+    assert len(outputs) == 1
 
 
 def test_the_log_is_told_and_shown_if_asked(monkeypatch, capsys, caplog) -> None:
