@@ -24,8 +24,8 @@ python: build/release/build.ninja  ## build the library and the Python package, 
 	cmake --build --preset release -j $(JOBS) --target ddc_python
 	@$(MAKE) --no-print-directory .venv/.ddc
 
-wheelhouse: python  ## build wheels for the Pythons that are here, and the source distribution, into wheelhouse/
-	@scripts/wheelhouse.sh
+wheelhouse: python  ## build wheels for the Pythons that are here (or PYTHONS="3.11 3.12"), and the sources, into wheelhouse/
+	@PYTHONS="$(PYTHONS)" scripts/wheelhouse.sh
 
 EXTENSION = $(wildcard build/release/python/_C.*.so)
 .venv/.ddc: pyproject.toml README.md $(EXTENSION) $(shell find python/ddc -name __pycache__ -prune -o -type f -print)
