@@ -141,6 +141,7 @@ void bind_geometry(py::module_& module) {
       .def_readonly("density", &Spectrum::density)
       .def_readonly("samples", &Spectrum::samples)
       .def_readonly("samples_per_parameter", &Spectrum::samples_per_parameter)
+      .def_readonly("few_samples", &Spectrum::few_samples)
       .def_readonly("products", &Spectrum::products)
       .def_readonly("notes", &Spectrum::notes)
       .def("__str__", [](const Spectrum& s) {
@@ -166,21 +167,31 @@ void bind_geometry(py::module_& module) {
       py::arg("iterations"), py::arg("tolerance"), py::arg("probes"), py::arg("quadrature_steps"),
       py::arg("seed"), py::arg("few_samples"));
 
+  module.def(
+      "check_samples",
+      [](const Curvature& curvature, const OrbitSpace* orbits, bool few_samples) {
+        check_samples(curvature, orbits == nullptr ? OrbitSpace{} : *orbits,
+                      {.few_samples = few_samples});
+      },
+      py::arg("curvature"), py::arg("orbits"), py::kw_only(), py::arg("few_samples"));
+
   py::class_<Ritz>(module, "Ritz")
       .def_readonly("values", &Ritz::values)
       .def_readonly("errors", &Ritz::errors)
       .def_readonly("weights", &Ritz::weights)
       .def_readonly("products", &Ritz::products)
-      .def_readonly("exhausted", &Ritz::exhausted);
+      .def_readonly("exhausted", &Ritz::exhausted)
+      .def_readonly("complete", &Ritz::complete);
   module.def(
       "lanczos",
       [](PythonProduct product, const at::Tensor& start, int64_t iterations, double tolerance,
-         const std::optional<at::Tensor>& deflate) {
+         const std::optional<at::Tensor>& deflate, bool restart) {
         return lanczos(symmetric_of(start.size(0), std::move(product), start), start, iterations,
-                       tolerance, projection_of(deflate));
+                       tolerance, projection_of(deflate),
+                       restart ? Exhausted::restart : Exhausted::stop);
       },
       WithoutLock(), py::arg("product"), py::arg("start"), py::kw_only(), py::arg("iterations"),
-      py::arg("tolerance"), py::arg("deflate"));
+      py::arg("tolerance"), py::arg("deflate"), py::arg("restart"));
 
   py::class_<EigenPairs>(module, "EigenPairs")
       .def_readonly("values", &EigenPairs::values)
@@ -211,6 +222,7 @@ void bind_geometry(py::module_& module) {
   module.def("joint_norms", &joint_norms, WithoutLock(), py::arg("entering"), py::arg("leaving"),
              py::arg("degree"));
   module.def("axis_alignment", &axis_alignment, WithoutLock(), py::arg("directions"));
+  module.def("space_alignment", &space_alignment, WithoutLock(), py::arg("directions"));
   module.def("dead_directions", &dead_directions, WithoutLock(), py::arg("weight"),
              py::arg("floor"));
   module.def(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -114,20 +115,32 @@ class Batches:
         """Cut the batches that were taken along their first axis, into parts of up to `size` samples."""
         parts: list[Any] = []
         for number, batch in enumerate(self._kept):
-            count = _size(batch)
+            count = size_of(batch)
             if count is None:
                 raise ValueError(
                     f"batch {number} of {self._name} has no tensor whose first axis is that of samples: "
                     "batch_size cannot cut it"
                 )
-            for start in range(0, count, size):
-
-                def part(value: Tensor, start: int = start, count: int = count) -> Tensor:
-                    of_samples = value.dim() > 0 and value.shape[0] == count
-                    return value[start : start + size] if of_samples else value
-
-                parts.append(_map(batch, part, lambda value: value))
+            parts.extend(_part(batch, start, size) for start in range(0, count, size))
         self._kept = parts
+
+    def halved(self) -> tuple[Any, Any, Any] | None:
+        """The first batch that has two samples or more, and two parts of it; None if there is none."""
+        for batch in self._kept:
+            count = size_of(batch)
+            if count is not None and count > 1:
+                half = count // 2
+                return batch, _part(batch, 0, half), _part(batch, half, count - half)
+        return None
+
+    @contextmanager
+    def replaced(self, batches: Sequence[Any]) -> Iterator[None]:
+        """Context in which these are the batches."""
+        kept, self._kept = self._kept, list(batches)
+        try:
+            yield
+        finally:
+            self._kept = kept
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -153,7 +166,7 @@ class Batches:
 
     def _describe(self, once: bool) -> list[str]:
         count = _count(len(self._kept), "batch", "batches")
-        what = count + _samples([_size(batch) for batch in self._kept])
+        what = count + _samples([size_of(batch) for batch in self._kept])
         if self._given:
             return [f"the loss was evaluated on {what}, given as batches"]
         fewer = ", which had no more" if len(self._kept) < self._limit else ""
@@ -232,8 +245,19 @@ def _map(value: Any, tensor: Callable[[Tensor], Tensor], other: Callable[[Any], 
     return other(value)
 
 
-def _size(batch: Any) -> int | None:
-    """How many samples are in a batch, where all of its tensors agree on it."""
+def _part(batch: Any, start: int, size: int) -> Any:
+    """The samples of a batch from `start` on, `size` of them at most."""
+    count = size_of(batch)
+
+    def part(value: Tensor) -> Tensor:
+        of_samples = value.dim() > 0 and value.shape[0] == count
+        return value[start : start + size] if of_samples else value
+
+    return _map(batch, part, lambda value: value)
+
+
+def size_of(batch: Any) -> int | None:
+    """Number of samples in a batch, where all of its tensors agree on it."""
     sizes: set[int] = set()
 
     def look(tensor: Tensor) -> Tensor:

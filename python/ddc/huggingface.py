@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,9 @@ from ddc.discovery import Loss
 from ddc.optim import Lifted
 from ddc.optimizers import DDCAdam
 from ddc.symmetry import SymmetryGroup
+
+if TYPE_CHECKING:
+    from ddc.geometry import Meter
 
 Batch = Mapping[str, Tensor]
 
@@ -267,3 +270,66 @@ def log_metrics(trainer: Any) -> None:
 
     # In front of the callbacks that report.
     trainer.callback_handler.callbacks.insert(0, Metrics())
+
+
+def log_meters(
+    trainer: Any, *, every: int = 1, **meters: Meter | Callable[[], Mapping[str, float]]
+) -> Any:
+    """Let a Trainer measure at its steps, and log what was measured last with everything else it logs.
+
+    Parameters
+    ----------
+    trainer : transformers.Trainer
+    every : int
+        Steps of the optimizer between calls of functions.
+    **meters
+        As for :class:`ddc.geometry.Meters`, by name.
+
+    Returns
+    -------
+    transformers.TrainerCallback
+        It has been added to the trainer. From the start of training on, ``callback.meters`` is the
+        :class:`ddc.geometry.Meters`, with all records and the cost.
+
+    Examples
+    --------
+    >>> arc = ddc.geometry.ArcMeter(model, group)                      # doctest: +SKIP
+    >>> callback = ddc.huggingface.log_meters(trainer, arc=arc)        # doctest: +SKIP
+    >>> trainer.train()                                                # doctest: +SKIP
+    >>> print(callback.meters)                                         # doctest: +SKIP
+    """
+    from transformers import Trainer, TrainerCallback
+
+    from ddc.geometry import Meters
+
+    if not isinstance(trainer, Trainer):
+        raise TypeError(f"trainer must be a transformers.Trainer, is {type(trainer).__name__}")
+
+    class Measure(TrainerCallback):
+        meters: Meters | None = None
+
+        def on_train_begin(
+            self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any
+        ) -> None:
+            # What accelerate prepared steps the one that is in it.
+            inner = getattr(optimizer, "optimizer", optimizer)
+            self.meters = Meters(inner, every=every, **meters)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if self.meters is not None:
+                self.meters.remove()
+
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any
+        ) -> None:
+            if logs is None or self.meters is None:
+                return
+            values = self.meters.latest
+            logs.update(values)
+            if state.log_history:
+                state.log_history[-1].update(values)
+
+    callback = Measure()
+    # In front of the callbacks that report.
+    trainer.callback_handler.callbacks.insert(0, callback)
+    return callback

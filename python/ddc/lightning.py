@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -17,6 +17,9 @@ from ddc._batches import Named, check_dataloader
 from ddc._model import unwrap
 from ddc.optim import Lifted
 from ddc.symmetry import SymmetryGroup
+
+if TYPE_CHECKING:
+    from ddc.geometry import Meter
 
 # What torch keeps in every module.
 _TORCHS = frozenset(vars(nn.Module()))
@@ -263,3 +266,57 @@ def metrics_callback(every: int = 50) -> Any:
                     pl_module.log_dict(optimizer.metrics(), on_step=True, on_epoch=False)
 
     return Metrics()
+
+
+def meters_callback(
+    *, every: int = 1, log_every: int = 50, **meters: Meter | Callable[[], Mapping[str, float]]
+) -> Any:
+    """Callback that measures at the steps of the module's optimizer, and logs what was measured last.
+
+    Parameters
+    ----------
+    every : int
+        Steps of the optimizer between calls of functions.
+    log_every : int
+        Batches between logs.
+    **meters
+        As for :class:`ddc.geometry.Meters`, by name.
+
+    Returns
+    -------
+    lightning.Callback
+        From the start of training on, ``callback.meters`` is the :class:`ddc.geometry.Meters`, with all
+        records and the cost.
+
+    Examples
+    --------
+    >>> arc = ddc.geometry.ArcMeter(module, group)                          # doctest: +SKIP
+    >>> callback = ddc.lightning.meters_callback(arc=arc)                   # doctest: +SKIP
+    >>> lightning.Trainer(callbacks=[callback]).fit(module, loader)         # doctest: +SKIP
+    """
+    import lightning
+
+    from ddc.geometry import Meters
+
+    class Measure(lightning.Callback):
+        meters: Meters | None = None
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            if len(trainer.optimizers) != 1:
+                count = len(trainer.optimizers)
+                raise ValueError(
+                    f"meters_callback counts the steps of one optimizer; the module has {count}"
+                )
+            self.meters = Meters(trainer.optimizers[0], every=every, **meters)
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            if self.meters is not None:
+                self.meters.remove()
+
+        def on_train_batch_end(
+            self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
+            if self.meters is not None and self.meters.latest and batch_idx % log_every == 0:
+                pl_module.log_dict(self.meters.latest, on_step=True, on_epoch=False)
+
+    return Measure()

@@ -168,6 +168,12 @@ at::Tensor Orbits::without(const at::Tensor& vector) const {
       .vector;
 }
 
+at::Tensor Orbits::random_tangent(const at::Generator& generator) const {
+  const at::NoGradGuard no_grad;
+  const auto drawn = in_algebra(at::randn({algebra_size_}, generator, at::kDouble));
+  return tangent(holding_still(drawn));
+}
+
 int64_t Orbits::dimension(const at::Generator& generator) const {
   const at::NoGradGuard no_grad;
   const auto draw = [&] { return in_algebra(at::randn({algebra_size_}, generator, at::kDouble)); };

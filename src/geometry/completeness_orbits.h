@@ -30,6 +30,8 @@ class Orbits {
 
   /// The part of the vector that is orthogonal to all orbits.
   at::Tensor without(const at::Tensor& vector) const;
+  /// One that is drawn; zero if all elements move what is not trainable.
+  at::Tensor random_tangent(const at::Generator& generator) const;
   /// The dimension of their span.
   int64_t dimension(const at::Generator& generator) const;
 

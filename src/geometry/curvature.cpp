@@ -270,6 +270,16 @@ int64_t Curvature::rows() const { return impl_->rows; }
 
 at::Tensor Curvature::product(const at::Tensor& vector) const { return impl_->product(vector); }
 
+std::vector<at::Tensor> Curvature::gradients() const {
+  const at::AutoGradMode enable_grad(true);
+  std::vector<at::Tensor> result;
+  for (int64_t i = 0; i < impl_->options.batches; ++i) {
+    const auto batch = static_cast<uint64_t>(i);
+    result.push_back(impl_->trainable.derivative(impl_->evaluate(batch).loss, {}, batch));
+  }
+  return result;
+}
+
 LinearOperator Curvature::as_operator() const {
   return LinearOperator::symmetric(
       size(), [this](const at::Tensor& vector) { return product(vector); }, dtype());

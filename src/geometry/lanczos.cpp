@@ -64,7 +64,7 @@ at::Generator generator_of(uint64_t seed) { return at::make_generator<at::CPUGen
 }  // namespace
 
 Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iterations,
-             double tolerance, const Deflation& projection) {
+             double tolerance, const Deflation& projection, Exhausted exhausted) {
   const at::NoGradGuard no_grad;
   TORCH_CHECK_VALUE(iterations > 0, "option iterations must be > 0, got ", iterations);
   TORCH_CHECK_VALUE(matrix.rows == matrix.columns, "lanczos: the operator must be symmetric");
@@ -75,12 +75,34 @@ Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iter
   auto vector = projected(projection, start).clone();
   Tridiagonal t;
   double length = norm_of(vector);
-  if (length == 0) return ritz_of(t, 0, /*exhausted=*/true);
+  const auto all = [&](double next) {
+    auto result = ritz_of(t, next, /*exhausted=*/true);
+    result.complete = true;
+    return result;
+  };
+  // What a projection on nothing leaves is rounding.
+  if (length <= 100 * rounding * norm_of(start)) return all(0);
   vector.div_(length);
+  // A random vector that is orthogonal to all before; undefined if there is no room for one. (Of a seed that nobody
+  // starts from: the start vector itself would leave nothing.)
+  const auto generator = generator_of(0x9e3779b97f4a7c15);
+  const auto another = [&](const at::Tensor& basis, int64_t count) {
+    const auto fresh = drawn(matrix.columns, start.scalar_type(), generator).to(start.device());
+    auto rest = projected(projection, fresh).clone();
+    orthogonalise_(rest, basis, count);
+    const double room = norm_of(rest);
+    if (room <= std::sqrt(rounding) * norm_of(fresh)) return at::Tensor();
+    // Of a small part that is left the projection, too, is taken again.
+    rest = projected(projection, rest.div_(room)).clone();
+    orthogonalise_(rest, basis, count);
+    return rest.div_(norm_of(rest));
+  };
   // It grows as it is needed, so that a method that ends early takes little.
   auto basis = at::empty({std::min<int64_t>(most, 16), matrix.columns}, start.options());
   double next = 0;
   double largest = 0;
+  bool restarted = false;
+  bool counting = false;
   for (int64_t k = 0; k < most; ++k) {
     if (k == basis.size(0)) {
       auto more = at::empty({std::min(most, 2 * k), matrix.columns}, start.options());
@@ -91,18 +113,37 @@ Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iter
     auto image = projected(projection, matrix.product(vector)).clone();
     const double diagonal = at::dot(vector, image).item<double>();
     TORCH_CHECK(std::isfinite(diagonal), "lanczos: a product with the operator is not finite");
+    const double noise = 10 * rounding * std::sqrt(static_cast<double>(matrix.columns)) * largest;
+    // All that is orthogonal is null if a random vector of it is.
+    if (restarted && norm_of(image) <= noise) {
+      t.beside.pop_back();
+      auto result = all(0);
+      ++result.products;
+      return result;
+    }
+    restarted = false;
     t.diagonal.push_back(diagonal);
     largest = std::max(largest, std::abs(diagonal) + next);
     orthogonalise_(image, basis, k + 1);
     next = norm_of(image);
     // What is left of an exhausted space is rounding.
     if (next <= 10 * rounding * std::sqrt(static_cast<double>(matrix.columns)) * largest) {
-      return ritz_of(t, next, /*exhausted=*/true);
+      if (exhausted == Exhausted::stop) return ritz_of(t, next, /*exhausted=*/true);
+      const auto fresh = k + 1 < matrix.columns ? another(basis, k + 1) : at::Tensor();
+      if (!fresh.defined()) return all(0);
+      if (k + 1 == most) return ritz_of(t, 0, /*exhausted=*/true);
+      next = 0;
+      restarted = counting = true;
+      t.beside.push_back(0);
+      vector = fresh;
+      continue;
     }
-    const bool look = tolerance >= 0 && (k + 1) % 10 == 0;
+    // Once a space was exhausted its ends are known, and what goes on is the count.
+    const bool look = tolerance >= 0 && !counting && (k + 1) % 10 == 0;
     if (look) {
       auto standing = ritz_of(t, next, /*exhausted=*/false);
-      const double top = std::abs(standing.values.back());
+      const double top =
+          std::max(std::abs(standing.values.front()), std::abs(standing.values.back()));
       // The lower end is the smallest that is not zero: a null space is found soon, and says nothing of it.
       size_t lower = 0;
       while (lower + 1 < standing.values.size() &&
@@ -115,7 +156,8 @@ Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iter
     t.beside.push_back(next);
     vector = image.div_(next);
   }
-  return ritz_of(t, most == matrix.columns ? 0 : next, most == matrix.columns);
+  if (most == matrix.columns) return all(0);
+  return ritz_of(t, next, /*exhausted=*/false);
 }
 
 EigenPairs lobpcg_smallest(const LinearOperator& matrix, int64_t count, int64_t iterations,

@@ -58,14 +58,30 @@ std::optional<double> axis_alignment(const at::Tensor& directions) {
   return directions.to(at::kDouble).square().amax(0).mean().item<double>();
 }
 
+std::optional<double> space_alignment(const at::Tensor& directions) {
+  TORCH_CHECK_VALUE(directions.dim() == 2,
+                    "space_alignment: directions must be columns, got shape ", directions.sizes());
+  if (directions.size(1) == 0) return std::nullopt;
+  const auto columns = directions.detach().to(at::kCPU, at::kDouble);
+  const auto overlaps = columns.t().matmul(columns) - at::eye(columns.size(1), at::kDouble);
+  TORCH_CHECK_VALUE(overlaps.abs().max().item<double>() < 1e-3,
+                    "space_alignment: directions must be orthonormal");
+  const auto diagonal = columns.square().sum(1);
+  return diagonal.square().sum().item<double>() / static_cast<double>(columns.size(1));
+}
+
 at::Tensor dead_directions(const at::Tensor& weight, double floor) {
   const at::NoGradGuard no_grad;
   TORCH_CHECK_VALUE(weight.dim() == 2, "dead_directions: weight must be a matrix, has shape ",
                     weight.sizes());
   TORCH_CHECK_VALUE(floor > 0 && floor < 1, "option floor must be between 0 and 1, got ", floor);
+  TORCH_CHECK_VALUE(weight.size(1) >= weight.size(0), "dead_directions: ", weight.size(1),
+                    " columns span at most as many of ", weight.size(0), " directions, so that ",
+                    weight.size(0) - weight.size(1),
+                    " would count as dead whatever the weight is: take more columns (inputs)");
   const auto [u, sigma, v] =
       at::linalg_svd(weight.detach().to(at::kCPU, at::kDouble), /*full_matrices=*/true);
-  const auto alive = (sigma >= floor * sigma[0]).sum().item<int64_t>();
+  const auto alive = sigma.ge(floor * sigma[0]).logical_and(sigma > 0).sum().item<int64_t>();
   return u.narrow(1, alive, u.size(1) - alive);
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <ostream>
 
 #include "ddc/geometry/curvature.h"
@@ -70,6 +71,10 @@ std::vector<std::pair<std::string, double>> by_tensor(const at::Tensor& shares,
   return result;
 }
 
+constexpr const char* negative_note =
+    "there are negative eigenvalues: no log-determinant and no effective rank, which would skip "
+    "them; smallest is the most negative";
+
 /// What all eigenvalues that are not zero give exactly.
 void summarise_(Spectrum& result) {
   if (result.eigenvalues.empty()) return;
@@ -91,11 +96,7 @@ void summarise_(Spectrum& result) {
   const double unknown = std::numeric_limits<double>::quiet_NaN();
   result.log_determinant.value = positive ? log_determinant : unknown;
   result.effective_rank.value = positive ? std::exp(entropy) : unknown;
-  if (!positive) {
-    result.notes.emplace_back(
-        "there are negative eigenvalues: no log-determinant and no effective rank; smallest is the "
-        "most negative");
-  }
+  if (!positive) result.notes.emplace_back(negative_note);
 }
 
 Spectrum dense_spectrum(const Curvature& curvature, const OrbitSpace& orbits) {
@@ -197,40 +198,58 @@ Spectrum iterative_spectrum(const Curvature& curvature, const OrbitSpace& orbits
   }
   const auto generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
   const auto start = at::randn({matrix.columns}, generator, at::kDouble).to(matrix.dtype);
-  const auto ritz = lanczos(matrix, start, options.iterations, options.tolerance, projection);
+  const auto ritz =
+      lanczos(matrix, start, options.iterations, options.tolerance, projection, Exhausted::restart);
   result.products = ritz.products;
-  if (ritz.values.empty()) return result;
-  const double largest = ritz.values.back();
+  if (ritz.values.empty()) {
+    result.zeros = left;
+    return result;
+  }
+  const double scale = std::max(std::abs(ritz.values.front()), std::abs(ritz.values.back()));
   const double small = matrix.dtype == at::kDouble ? 1e-13 : 1e-6;
-  const double zero = small * largest;
-  const auto counts = [&](double value, double error) { return value > zero && value > error; };
+  const double zero = small * scale;
+  const auto counts = [&](double value, double error) {
+    return std::abs(value) > zero && std::abs(value) > error;
+  };
   for (size_t k = 0; k < ritz.values.size(); ++k) {
-    const bool converged = ritz.errors[k] <= std::max(options.tolerance, small) * largest;
+    const bool converged = ritz.errors[k] <= std::max(options.tolerance, small) * scale;
     if (!converged || !counts(ritz.values[k], ritz.errors[k])) continue;
     result.eigenvalues.push_back(ritz.values[k]);
     result.errors.push_back(ritz.errors[k]);
   }
-  result.largest = {largest, ritz.errors.back()};
+  result.largest = {ritz.values.back(), ritz.errors.back()};
+  // No Ritz value is below the smallest eigenvalue: a negative one is no error of the estimate.
+  bool indefinite = ritz.values.front() < -zero;
   for (size_t k = 0; k < ritz.values.size(); ++k) {
-    if (!(ritz.values[k] > zero)) continue;
+    if (!indefinite && !(ritz.values[k] > zero)) continue;
     result.smallest = {ritz.values[k], ritz.errors[k]};
     break;
   }
-  if (ritz.exhausted) {
+  if (ritz.complete) {
     int64_t above = 0;
-    for (const double value : ritz.values) above += value > zero ? 1 : 0;
-    // A Krylov space has one vector per distinct eigenvalue; without orbits these are what there is.
+    for (const double value : ritz.values) above += std::abs(value) > zero ? 1 : 0;
     result.zeros = left - above;
-    result.notes.emplace_back("the Krylov space is exhausted: all distinct eigenvalues were found");
+    result.notes.emplace_back(
+        "what is orthogonal to all vectors is null: all eigenvalues were found, as often as they "
+        "are there");
   } else {
     result.notes.emplace_back(
-        "zeros were not counted; a smallest eigenvalue that has not converged is an upper bound");
+        "zeros were not counted, and an eigenvalue that is there several times may be listed once; "
+        "a smallest eigenvalue that has not converged is an upper bound");
   }
   const auto quadrature = lanczos_quadrature(
       matrix, dimension, options.probes, options.quadrature_steps, options.seed + 1, projection);
   result.products += quadrature.products;
   result.density = quadrature.density;
   result.trace = quadrature.trace_of([](double value) { return value; });
+  indefinite = indefinite || quadrature.density.front().first < -zero;
+  if (indefinite) {
+    const double unknown = std::numeric_limits<double>::quiet_NaN();
+    result.log_determinant.value = unknown;
+    result.effective_rank.value = unknown;
+    result.notes.emplace_back(negative_note);
+    return result;
+  }
   result.log_determinant =
       quadrature.trace_of([&](double value) { return value > zero ? std::log(value) : 0; });
   const auto entropy =
@@ -276,6 +295,13 @@ OrbitSpace orbit_space(const std::vector<Gauge>& gauges, const Parameters& param
       const auto row = other.direction.to(at::kCPU, at::kDouble).view({1, -1});
       rows.push_back(row / row.norm());
     }
+    check_null(
+        curvature,
+        [&](std::optional<size_t> k, const at::Generator& generator) {
+          const auto of = k ? rows[*k + 1] : at::cat(rows);
+          return at::randn({1, of.size(0)}, generator, at::kDouble).matmul(of).squeeze(0);
+        },
+        names);
     result.basis = at::zeros({size, 0}, at::kDouble);
     for (size_t k = 0; k + 1 < rows.size(); ++k) {
       auto fresh = rows[k + 1];
@@ -305,28 +331,54 @@ OrbitSpace orbit_space(const std::vector<Gauge>& gauges, const Parameters& param
   const auto orbits =
       std::make_shared<Orbits>(gauges, params, trainable, at::ones({size}, at::kDouble), generator);
   result.dimension = orbits->dimension(generator);
+  std::vector<std::string> names;
   for (const auto& gauge : gauges) {
     result.gauges.emplace_back(gauge.name, dimension(gauge, params));
+    names.push_back(gauge.name);
   }
+  check_null(
+      curvature,
+      [&](std::optional<size_t> k, const at::Generator& drawing) {
+        if (!k) return orbits->random_tangent(drawing);
+        return Orbits({gauges[*k]}, params, trainable, at::ones({size}, at::kDouble), drawing)
+            .random_tangent(drawing);
+      },
+      names);
   result.without = [orbits](const at::Tensor& vector) {
     return orbits->without(vector.to(at::kCPU, at::kDouble)).to(vector.options());
   };
   return result;
 }
 
+namespace {
+
+/// Independent samples per direction that is left. Labels are drawn for the same sample, whose rows span no more than
+/// its classes whatever their number.
+double samples_per_parameter(const Curvature& curvature, const OrbitSpace& orbits) {
+  const int64_t left = curvature.size() - orbits.dimension;
+  return static_cast<double>(curvature.samples()) / static_cast<double>(std::max<int64_t>(1, left));
+}
+
+bool too_few(const Curvature& curvature, const OrbitSpace& orbits) {
+  return curvature.kind() == CurvatureKind::monte_carlo_fisher &&
+         samples_per_parameter(curvature, orbits) < least_samples;
+}
+
+}  // namespace
+
+void check_samples(const Curvature& curvature, const OrbitSpace& orbits,
+                   const SpectrumOptions& options) {
+  TORCH_CHECK_VALUE(!too_few(curvature, orbits) || options.few_samples,
+                    "monte_carlo_fisher: ", curvature.samples(), " samples are ",
+                    samples_per_parameter(curvature, orbits), " per parameter (",
+                    curvature.size() - orbits.dimension, "), and a spectrum needs ", least_samples,
+                    " (several labels of one sample are no further samples): take more data, a "
+                    "smaller block, the exact Fisher matrix (gauss_newton), or allow few_samples");
+}
+
 Spectrum spectrum(const Curvature& curvature, const OrbitSpace& orbits,
                   const SpectrumOptions& options) {
-  const int64_t left = curvature.size() - orbits.dimension;
-  const double per_parameter = static_cast<double>(curvature.samples() * curvature.labels()) /
-                               static_cast<double>(std::max<int64_t>(1, left));
-  const bool few =
-      curvature.kind() == CurvatureKind::monte_carlo_fisher && per_parameter < least_samples;
-  TORCH_CHECK_VALUE(!few || options.few_samples, "monte_carlo_fisher: ", curvature.samples(),
-                    " samples with ", curvature.labels(), " labels each are ", per_parameter,
-                    " per parameter (", left, "), and a spectrum needs ", least_samples,
-                    ": take more data or labels, a smaller block, the exact Fisher matrix "
-                    "(gauss_newton), or allow "
-                    "few_samples");
+  check_samples(curvature, orbits, options);
   const bool dense =
       curvature.size() <= options.dense_up_to && (orbits.dimension == 0 || orbits.basis.defined());
   auto result =
@@ -335,8 +387,9 @@ Spectrum spectrum(const Curvature& curvature, const OrbitSpace& orbits,
   result.removed = orbits.dimension;
   result.removed_by = orbits.gauges;
   result.samples = curvature.samples();
-  result.samples_per_parameter = per_parameter;
-  if (few) {
+  result.samples_per_parameter = samples_per_parameter(curvature, orbits);
+  result.few_samples = too_few(curvature, orbits);
+  if (result.few_samples) {
     result.notes.emplace_back(
         "few_samples was allowed: the ends of this spectrum are of the sample, not of "
         "the model");

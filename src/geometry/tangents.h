@@ -1,11 +1,15 @@
 #pragma once
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ddc/gauge/gauge.h"
+#include "ddc/geometry/curvature.h"
 #include "geometry/loss_jacobian.h"
 
 namespace ddc {
@@ -26,5 +30,14 @@ struct Tangents {
 
 Tangents tangents_of(const std::vector<Gauge>& gauges, const Parameters& params,
                      const Trainable& trainable);
+
+/// A random tangent of number `k`, or of all together.
+using RandomTangent =
+    std::function<at::Tensor(std::optional<size_t> k, const at::Generator& generator)>;
+
+/// Throws, with the name of the first that is not null, if the curvature sees a random tangent of all together: a sum
+/// of what is null and what is not is not null.
+void check_null(const Curvature& curvature, const RandomTangent& tangent,
+                const std::vector<std::string>& names);
 
 }  // namespace ddc

@@ -25,15 +25,19 @@ struct Settings {
 void run(const Settings& settings) {
   Json meters = Json::array();
   for (const auto& text : settings.meters) meters.push_back(experiments::parse_meter(text));
-  const auto found = experiments::measure(settings.folder, settings.checkpoint, meters);
+  std::vector<std::string> notes;
+  const auto found = experiments::measure(settings.folder, settings.checkpoint, meters, &notes);
   if (settings.json) {
     // What is not finite becomes null.
-    std::cout << Json({{"step", found.step}, {"values", found.values}}).dump(1) << std::endl;
+    std::cout << Json({{"step", found.step}, {"values", found.values}, {"notes", notes}}).dump(1)
+              << std::endl;
     return;
   }
   Rows rows = {{"step", std::to_string(found.step)}};
   for (const auto& [name, value] : found.values) rows.push_back({name, number(value)});
-  std::cout << aligned(rows) << std::flush;
+  std::cout << aligned(rows);
+  for (const auto& note : notes) std::cout << "note: " << note << '\n';
+  std::cout << std::flush;
 }
 
 }  // namespace

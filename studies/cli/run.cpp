@@ -324,6 +324,12 @@ void print(const std::vector<RunOutcome>& outcomes) {
     rows.push_back(std::move(row));
   }
   std::cout << aligned(rows) << '\n';
+  for (const auto& outcome : outcomes) {
+    if (!outcome.summary) continue;
+    for (const auto& note : outcome.summary->meter_notes) {
+      std::cout << "note: seed " << outcome.config.seed << ", " << note << '\n';
+    }
+  }
   for (const auto& outcome : outcomes) std::cout << outcome.folder.string() << '\n';
 }
 

@@ -407,6 +407,53 @@ def test_lanczos_in_both_spaces_finds_the_ends():
     assert outputs.zeros == exact.zeros
 
 
+def test_zeros_by_lanczos_count_eigenvalues_as_often_as_they_are_there():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3, bias=False)
+    # J^T J = X^T X for each of the three outputs: every eigenvalue is there three times.
+    operator = geometry.GaussNewton(model, half_square, batches=[torch.randn(4, 6)])
+    dense = geometry.spectrum(operator)
+    found = geometry.spectrum(operator, dense_up_to=0)
+    assert dense.zeros == found.zeros == 6
+    assert found.method == "lanczos in the space of outputs"
+    assert found.eigenvalues == pytest.approx(dense.eigenvalues, rel=1e-9)
+    more = geometry.GaussNewton(model, half_square, batches=[torch.randn(5, 6)] * 2)
+    found = geometry.spectrum(more, dense_up_to=0)
+    assert found.method == "lanczos"
+    assert found.zeros == geometry.spectrum(more).zeros == 3
+    # Too few steps to follow all copies: not counted, rather than wrong.
+    few = geometry.spectrum(more, dense_up_to=0, iterations=8)
+    assert few.zeros is None and any("not counted" in note for note in few.notes)
+
+
+def test_lanczos_restarts_until_what_is_left_is_null():
+    torch.manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(40, 40))[0]
+    values = torch.tensor([3.0] * 5 + [1.0] * 4 + [-2.0] * 3 + [0.0] * 28)
+    matrix = turn @ torch.diag(values) @ turn.T
+    once = geometry.lanczos(lambda v: matrix @ v, torch.randn(40), iterations=40)
+    assert once.exhausted and not once.complete and len(once.values) == 4
+    found = geometry.lanczos(lambda v: matrix @ v, torch.randn(40), iterations=40, restart=True)
+    assert found.complete
+    above = [value for value in found.values if abs(value) > 1e-12]
+    assert above == pytest.approx([-2.0] * 3 + [1.0] * 4 + [3.0] * 5, rel=1e-12)
+
+
+def test_both_ends_of_an_indefinite_operator_by_lanczos():
+    model, batches = network("relu")
+    hessian = geometry.Hessian(model, loss, batches=batches)
+    dense = geometry.spectrum(hessian)
+    assert dense.smallest[0] < -0.01
+    found = geometry.spectrum(hessian, dense_up_to=0)
+    assert found.method == "lanczos"
+    assert found.smallest[0] == pytest.approx(dense.smallest[0], rel=1e-6)
+    assert found.largest[0] == pytest.approx(dense.largest[0], rel=1e-9)
+    assert found.eigenvalues[0] == pytest.approx(dense.eigenvalues[0], rel=1e-6)
+    for spectrum in (dense, found):
+        assert math.isnan(spectrum.log_determinant[0]) and math.isnan(spectrum.effective_rank[0])
+        assert any("negative eigenvalues" in note for note in spectrum.notes)
+
+
 def test_ritz_values_are_within_their_errors():
     torch.manual_seed(0)
     values = torch.logspace(-6, 0, 300)
@@ -460,9 +507,112 @@ def test_alignment_of_dead_directions():
     dead = geometry.dead_directions(weight, 1e-6)
     assert dead.shape == (6, 1)
     assert geometry.axis_alignment(dead) == pytest.approx(1)
+    with pytest.raises(ValueError, match="20 columns span at most.*44"):
+        geometry.dead_directions(torch.randn(64, 20))
+    assert geometry.dead_directions(torch.zeros(3, 4)).shape == (3, 3)
     turned = torch.full((4, 1), 0.5)
     assert geometry.axis_alignment(turned) == pytest.approx(0.25)
     assert geometry.axis_alignment(torch.zeros(4, 0)) is None
+
+
+def test_alignment_of_a_dead_space_is_that_of_no_basis():
+    """A dead space that is exactly 40 axes: singular vectors of the value zero are any basis of it."""
+    torch.manual_seed(0)
+    turn = torch.linalg.qr(torch.randn(40, 40))[0]
+    axes = torch.eye(100)[:, 30:70]
+    assert geometry.axis_alignment(axes @ turn) < 0.5
+    assert geometry.space_alignment(axes @ turn) == pytest.approx(1)
+    assert geometry.space_alignment(axes) == pytest.approx(1)
+    # One direction that all axes share: both say 1 / n.
+    even = torch.full((4, 1), 0.5)
+    assert geometry.space_alignment(even) == pytest.approx(0.25)
+    assert geometry.axis_alignment(even) == pytest.approx(0.25)
+    assert geometry.space_alignment(torch.zeros(4, 0)) is None
+    with pytest.raises(ValueError, match="orthonormal"):
+        geometry.space_alignment(torch.ones(4, 2))
+
+
+def test_units_that_a_gate_has_shut_and_norms_of_rows_and_columns():
+    entering, leaving = torch.ones(5, 3), torch.ones(2, 5)
+    entering[1] = 1e-3
+    leaving[:, 3] = 1e-5
+    assert geometry.gate_dead(entering, leaving) == 1
+    assert geometry.gate_dead(entering, leaving, floor=3e-3) == 2
+    assert geometry.gate_dead(entering, leaving, degree=2) == 2
+    with pytest.raises(ValueError, match="floor"):
+        geometry.gate_dead(entering, leaving, floor=0)
+    torch.testing.assert_close(geometry.row_norms(leaving)[0], leaving[0].norm())
+    torch.testing.assert_close(geometry.column_norms(leaving)[3], leaving[:, 3].norm())
+    kernel = torch.randn(4, 3, 2, 2)
+    torch.testing.assert_close(geometry.row_norms(kernel)[1], kernel[1].norm())
+    torch.testing.assert_close(geometry.column_norms(kernel)[2], kernel[:, 2].norm())
+
+
+class Residual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(5, 5, 3, padding=1), nn.BatchNorm2d(5)
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.act(x + self.norm(self.conv(x)))
+
+
+def convolutional():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 5, 3, padding=1), nn.ReLU(), Residual(), nn.Flatten(), nn.Linear(315, 4)
+    )
+    with torch.no_grad():
+        model[0].bias[3] = -100.0
+        model[2].norm.bias[1] = 100.0
+    return model, [(torch.randn(12, 2, 7, 9), torch.randint(4, (12,)))]
+
+
+def test_channels_of_convolutions_and_of_what_is_behind_them():
+    model, batches = convolutional()
+    nodes = geometry.activations(model, loss, batches=batches)
+    assert list(nodes) == ["0", "1", "2", "2.norm.input", "2.act", "3", "4"]
+    assert [nodes[name].channels for name in nodes] == [5, 5, 5, 5, 5, 315, 4]
+    assert nodes["0"].rows == 12 * 7 * 9
+    assert (nodes["1"].dead.never_on, nodes["1"].dead.units) == (1, 5)
+    # In place, and behind a sum.
+    assert nodes["2.act"].dead.always_on == 1
+    outputs = model[0](batches[0][0]).detach().movedim(1, -1).reshape(-1, 5)
+    sigma = torch.linalg.svdvals(outputs)
+    assert nodes["0"].sigma_min == pytest.approx(sigma[-1].item(), rel=1e-9)
+
+
+def test_channels_that_nothing_tells_are_asked_for():
+    class Tokens(nn.Module):
+        def forward(self, x):
+            return x.flatten(2).transpose(1, 2)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 5, 3), Tokens(), nn.LayerNorm(5), nn.Linear(5, 4), nn.ReLU(), nn.Flatten()
+    )
+    data = [(torch.randn(6, 2, 5, 5), torch.randint(36, (6,)))]
+    with pytest.raises(ValueError, match=r"module '1'.*shape \(6, 9, 5\).*channels={'1': 1}"):
+        geometry.activations(model, loss, batches=data)
+    nodes = geometry.activations(model, loss, batches=data, channels={"1": -1})
+    assert [nodes[name].channels for name in nodes] == [5, 5, 5, 5, 4, 4, 36]
+    assert list(nodes)[2] == "2.input"
+    with pytest.raises(ValueError, match="no module '9'"):
+        geometry.activations(model, loss, batches=data, channels={"9": 1})
+
+
+def test_what_norms_read_is_a_node():
+    model, batches = network("ln")
+    nodes = geometry.activations(model, loss, batches=batches)
+    assert list(nodes) == ["0", "1.input", "1", "2", "3", "4"]
+    assert nodes["1.input"] == nodes["0"]
+    only = geometry.activations(model, loss, batches=batches, modules="2", inputs=["2", "4"])
+    assert list(only) == ["2.input", "2", "4.input"]
+    assert only["2.input"] == nodes["1"]
+    assert list(geometry.activations(model, loss, batches=batches, modules="1")) == ["1"]
+    with pytest.raises(ValueError, match="inputs: no module matches"):
+        geometry.activations(model, loss, batches=batches, inputs="norm")
 
 
 def test_joint_norms_and_their_clusters():
@@ -726,6 +876,96 @@ def test_meters_on_any_optimizer():
     assert meters.steps == 4
 
 
+def steps_of(model, optimizer, batches, steps=4):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss(model, batches[0]).backward()
+        optimizer.step()
+
+
+def test_meters_that_are_ready_made():
+    model, batches = network("relu")
+    group = ddc.discover(model, loss, batches=batches)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    coordinates = ddc.measure.GaugeCoordinates(model, group)
+    start = coordinates.measure()
+    arc = geometry.Trajectory(model, group)
+    meters = geometry.Meters(
+        optimizer,
+        drift=geometry.DriftMeter(model, group),
+        fisher=geometry.FisherMeter(
+            lambda: geometry.GaussNewton(model, loss, batches=batches), group, every=4
+        ),
+        arc=geometry.ArcMeter(model, group, every=2),
+    )
+    lengths = []
+    for _ in range(4):
+        steps_of(model, optimizer, batches, steps=1)
+        lengths.append(arc.update())
+    assert [record["step"] for record in meters.records] == [1, 2, 3, 4]
+    last = meters.records[-1]
+    moved = [(now - start[name]).abs().max().item() for name, now in coordinates.measure().items()]
+    assert last["drift.largest"] == pytest.approx(max(moved), rel=1e-12)
+    assert [r["arc.length"] for r in meters.records if "arc.length" in r] == lengths[1::2]
+    fisher = geometry.quotient(geometry.GaussNewton(model, loss, batches=batches), group)
+    read = geometry.spectrum(fisher)
+    assert last["fisher.smallest"] == pytest.approx(read.smallest[0], rel=1e-9)
+    assert (last["fisher.removed"], last["fisher.zeros"]) == (17, 0)
+    assert "fisher.smallest" not in meters.records[1]
+    assert meters.latest["arc.length"] == lengths[-1]
+
+
+def test_fisher_meter_names_zeros_and_refuses_what_cannot_be_measured():
+    model, batches = network("ln")
+    group = ddc.discover(model, loss, batches=batches)
+    meter = geometry.FisherMeter(lambda: geometry.GaussNewton(model, loss, batches=batches), group)
+    values = meter.measure()
+    assert values["zeros"] == 1 and values["gap"] > 1e3
+    shares = {name: v for name, v in values.items() if name.startswith("zeros_in[")}
+    assert sum(shares.values()) == pytest.approx(1) and "zeros_in[0.weight]" in shares
+    with pytest.raises(ValueError, match="needs 100"):
+        geometry.FisherMeter(lambda: geometry.MonteCarloFisher(model, loss, batches=batches))
+    with pytest.raises(TypeError, match="make must return a Curvature"):
+        geometry.FisherMeter(lambda: group)
+    with pytest.raises(ValueError, match="every"):
+        geometry.ArcMeter(model, every=0)
+
+
+class Heads(nn.Module):
+    """Two heads of 3: values and outputs alone, on which a rotation per head acts."""
+
+    def __init__(self):
+        super().__init__()
+        self.values, self.out = nn.Linear(5, 6, bias=False), nn.Linear(6, 4, bias=False)
+
+    def forward(self, inputs):
+        return self.out(self.values(inputs))
+
+
+def test_turn_meter_reads_the_angle_of_every_head():
+    torch.manual_seed(0)
+    model = Heads()
+    legs = [ddc.Leg("values.weight", 0), ddc.Leg("out.weight", 1)]
+    group = ddc.SymmetryGroup.of(model, [ddc.Gauge("heads", "rotation", legs, channels=6, block=3)])
+    meter = geometry.TurnMeter(model, group)
+    meter.before_step()
+    angle = 0.3
+    turn = torch.eye(3)
+    turn[:2, :2] = torch.tensor(
+        [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+    )
+    with torch.no_grad():
+        model.values.weight[3:] = turn @ model.values.weight[3:]
+        model.out.weight[:, 3:] = model.out.weight[:, 3:] @ turn.T
+    values = meter.measure()
+    assert set(values) == {"largest", "heads.0", "heads.1"}
+    assert values["heads.0"] == pytest.approx(0, abs=1e-12)
+    assert values["heads.1"] == values["largest"] == pytest.approx(2**0.5 * angle, rel=1e-9)
+    plain, batches = network("relu")
+    with pytest.raises(ValueError, match="no rotation or linear gauge"):
+        geometry.TurnMeter(plain, ddc.discover(plain, loss, batches=batches))
+
+
 # ---- What is refused -----------------------------------------------------------------------------
 
 
@@ -737,8 +977,20 @@ def test_too_few_samples_for_a_drawn_spectrum():
     found = geometry.spectrum(drawn, few_samples=True)
     assert any("few_samples" in note for note in found.notes)
     assert found.samples_per_parameter == pytest.approx(SAMPLES / 101)
-    enough = geometry.MonteCarloFisher(model, loss, batches=batches, labels=26)
-    assert not geometry.spectrum(enough).notes
+    assert found.few_samples
+    # Labels of one sample span no more directions than there are classes, however many are drawn.
+    labelled = geometry.MonteCarloFisher(model, loss, batches=batches, labels=26)
+    with pytest.raises(ValueError, match="needs 100"):
+        geometry.spectrum(labelled)
+    one = [tuple(part[:1] for part in batches[0])]
+    with pytest.raises(ValueError, match="1 samples are"):
+        geometry.spectrum(geometry.MonteCarloFisher(model, loss, batches=one, labels=20000))
+    enough = geometry.MonteCarloFisher(model, loss, batches=batches, parameters="2.bias")
+    found = geometry.spectrum(enough, few_samples=True)
+    assert found.few_samples == (SAMPLES < 100 * 5)
+    plenty = [tuple(torch.cat([part, part]) for part in batches[0])]
+    block = geometry.MonteCarloFisher(model, loss, batches=plenty, parameters="2.bias")
+    assert not geometry.spectrum(block).few_samples
 
 
 def test_labels_of_a_regression_cannot_be_drawn():
@@ -764,6 +1016,85 @@ def test_group_of_another_model():
     fisher = geometry.GaussNewton(model, loss, batches=batches)
     with pytest.raises(RuntimeError, match="found on"):
         geometry.quotient(fisher, group)
+
+
+@pytest.mark.parametrize("memory", [2**30, 0])
+@pytest.mark.parametrize("kind", [geometry.GaussNewton, geometry.Hessian, geometry.EmpiricalFisher])
+def test_group_of_another_model_of_the_same_names_and_shapes(kind, memory):
+    relu, batches = network("relu")
+    tanh, _ = network("tanh")
+    group = ddc.discover(relu, loss, batches=batches)
+    geometry.quotient(kind(relu, loss, batches=batches), group, memory=memory)
+    with pytest.raises(ValueError, match="'0.weight:rescale' is no symmetry"):
+        geometry.quotient(kind(tanh, loss, batches=batches), group, memory=memory)
+
+
+@pytest.mark.parametrize("kind", [geometry.GaussNewton, geometry.Hessian])
+def test_group_of_another_loss(kind):
+    """The shift of logits, on a squared error: removed, it would change the spectrum."""
+    model, batches = network("tanh")
+    group = ddc.discover(model, loss, batches=batches)
+
+    def squared(model, batch):
+        return (model(batch[0]) - 1).square().sum(1).mean()
+
+    with pytest.raises(ValueError, match="shift.*no symmetry of this loss"):
+        geometry.quotient(kind(model, squared, batches=batches), group)
+
+
+def test_named_direction_that_is_not_null():
+    model, batches = network("tanh")
+    fisher = geometry.GaussNewton(model, loss, batches=batches)
+    group = ddc.discover(model, loss, batches=batches)
+    with pytest.raises(ValueError, match="'a guess' is no symmetry"):
+        geometry.quotient(fisher, group, {"a guess": torch.randn(fisher.size)})
+
+
+def test_symmetry_of_a_loss_that_its_outputs_do_not_have():
+    """The scale of outputs, which a loss of directions forgets: J^T H J t is the gradient, and not zero."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3, bias=False)
+    inputs, goals = torch.randn(50, 4), nn.functional.normalize(torch.randn(50, 3))
+
+    def cosine(model, batch):
+        return -(nn.functional.normalize(model(batch[0])) * batch[1]).sum(1).mean()
+
+    scale = ddc.Gauge("scale", "scale", [ddc.Leg("weight", 0, channel_of=[0, 0, 0])], channels=1)
+    group = ddc.SymmetryGroup.of(model, [scale])
+    fisher = geometry.GaussNewton(model, cosine, batches=[(inputs, goals)])
+    assert fisher.likelihood == "other"
+    assert geometry.quotient(fisher, group).removed == 1
+
+
+# ---- Sums over samples ---------------------------------------------------------------------------
+
+
+def summed(model, batch):
+    return cross_entropy(model(batch[0]), batch[1], reduction="sum")
+
+
+def test_sum_over_samples_is_refused_where_batches_are_weighed():
+    model, batches = network("relu")
+    halves = [tuple(part[k::2] for part in batches[0]) for k in range(2)]
+    whole = geometry.GaussNewton(model, summed, batches=batches)
+    trace = geometry.spectrum(geometry.GaussNewton(model, loss, batches=batches)).trace[0]
+    # Of one batch it is what it says.
+    assert geometry.spectrum(whole).trace[0] == pytest.approx(SAMPLES * trace, rel=1e-9)
+    with pytest.raises(ValueError, match="sum over samples.*reduction"):
+        geometry.GaussNewton(model, summed, batches=batches, batch_size=100)
+    with pytest.raises(ValueError, match="sum over samples"):
+        geometry.Hessian(model, summed, batches=halves)
+    parts = geometry.GaussNewton(model, loss, batches=halves)
+    assert geometry.spectrum(parts).trace[0] == pytest.approx(trace, rel=1e-9)
+
+
+def test_mean_over_some_samples_is_no_sum():
+    model, [(inputs, targets)] = network("tanh")
+    masked = targets.clone()
+    masked[:150] = -100
+    with_mask = geometry.GaussNewton(model, loss, batches=[(inputs, masked)], batch_size=300)
+    only = geometry.GaussNewton(model, loss, batches=[(inputs[150:], targets[150:])])
+    torch.testing.assert_close(with_mask.dense(), only.dense(), rtol=0, atol=1e-14)
 
 
 def test_block_without_parameters_and_options_that_do_not_fit():

@@ -246,6 +246,36 @@ def test_a_trainer_logs_the_metrics_of_its_optimizer(tmp_path, group):
         assert entry["ddc/imbalance"] > 0
 
 
+def test_a_trainer_measures_at_its_steps_and_logs_it(tmp_path, group):
+    model = tiny()
+    run = trainer(model, tmp_path, group, max_steps=3)
+    trajectory = ddc.geometry.Trajectory(model, group)
+    arc = ddc.geometry.ArcMeter(model, group)
+    seen = []
+
+    class Reporter(transformers.TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            seen.append(dict(logs))
+
+    run.add_callback(Reporter())
+    callback = ddc.huggingface.log_meters(
+        run, every=2, arc=arc, twice=lambda: {"steps": float(run.state.global_step)}
+    )
+    run.train()
+    records = callback.meters.records
+    assert [record["step"] for record in records] == [1, 2, 3]
+    lengths = [record["arc.length"] for record in records]
+    assert 0 < lengths[0] < lengths[1] < lengths[2]
+    assert trajectory.update() <= lengths[2] * (1 + 1e-9)  # the straight way is the shortest
+    assert ["twice.steps" in record for record in records] == [False, True, False]
+    logged = [entry for entry in run.state.log_history if "loss" in entry]
+    assert [entry["arc.length"] for entry in logged] == lengths
+    assert [entry["arc.length"] for entry in seen[:3]] == lengths
+    assert set(callback.meters.cost) == {"arc", "twice"}
+    with pytest.raises(TypeError, match=r"transformers\.Trainer"):
+        ddc.huggingface.log_meters(model, arc=arc)
+
+
 def held_trainer(model, path, group, **changes):
     """The Trainer with torch's own AdamW, which it clips, and knows nothing of symmetries."""
     optimizer = torch.optim.AdamW(model.named_parameters(), lr=1e-2, fused=True)

@@ -57,3 +57,18 @@ def test_a_callback_logs_the_metrics_of_the_optimizer(group):
     fit.fit(network())
     assert fit.logged_metrics["ddc/gauges"] == len(group)
     assert fit.logged_metrics["ddc/imbalance"] > 0
+
+
+def test_a_callback_measures_at_the_steps_and_logs_it(group):
+    module = network()
+    callback = ddc.lightning.meters_callback(
+        log_every=1, arc=ddc.geometry.ArcMeter(module, group, every=2)
+    )
+    fit = trainer(epochs=1)
+    fit.callbacks.append(callback)
+    fit.fit(module)
+    records = callback.meters.records
+    assert [record["step"] for record in records] == list(range(2, len(module.losses) + 1, 2))
+    lengths = [record["arc.length"] for record in records]
+    assert lengths == sorted(lengths) and lengths[0] > 0
+    assert fit.logged_metrics["arc.length"].item() == pytest.approx(lengths[-1])

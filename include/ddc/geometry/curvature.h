@@ -60,7 +60,8 @@ enum class Likelihood {
 struct CurvatureOptions {
   CurvatureKind kind = CurvatureKind::gauss_newton;
   /// Batches 0 to batches - 1 are summed over, each with a weight by how many samples it has: the loss of a
-  /// batch is the mean over its samples.
+  /// batch must be the mean over its samples. (Of a sum the weights would be wrong, and nothing here can tell: what
+  /// the loss of two batches together is, only their owner knows. The Python package looks.)
   int64_t batches = 1;
   /// A block: the parameters with these names; empty: all that require gradients.
   std::vector<std::string> tensors = {};
@@ -97,6 +98,8 @@ class Curvature {
 
   at::Tensor product(const at::Tensor& vector) const;
   LinearOperator as_operator() const;
+  /// Gradients of the loss of every batch, in float64.
+  std::vector<at::Tensor> gradients() const;
   /// The Jacobian of the outputs of all batches, one after the other.
   LinearOperator jacobian() const;
   /// R with R^T R = this: the Jacobian of the outputs times a root of the Hessian of the loss. All kinds but
@@ -138,6 +141,11 @@ struct NamedDirection {
 /// metric of the weights as they stand. (Put them at their canonical place for one that does not depend on where on
 /// the orbit they were.) Up to `memory` bytes as a matrix, otherwise least squares at every use. `params` are those
 /// of the whole model.
+///
+/// Throws, naming the gauge or direction, if the curvature along a random tangent is more than rounding: names and
+/// shapes of another model's group may fit by chance, and what is no symmetry of this loss must not be removed. A
+/// Hessian, and a Gauss-Newton matrix of likelihood `other`, may see tangents where the gradient is not zero; of these
+/// it is the loss of every batch that must not change along them.
 OrbitSpace orbit_space(const std::vector<Gauge>& gauges, const Parameters& params,
                        const Curvature& curvature, const std::vector<NamedDirection>& others = {},
                        int64_t memory = int64_t{1} << 30);
@@ -152,7 +160,8 @@ struct SpectrumOptions {
   int64_t probes = 8;
   int64_t quadrature_steps = 50;
   uint64_t seed = 0;
-  /// Whether an estimate from fewer than 100 samples per parameter is allowed (monte_carlo_fisher).
+  /// Whether an estimate from fewer than 100 samples per parameter is allowed (monte_carlo_fisher). Several labels of
+  /// one sample are not independent samples, and do not count.
   bool few_samples = false;
 };
 
@@ -184,14 +193,17 @@ struct Spectrum {
   Bounded smallest;
   Bounded largest;
   Bounded trace;
-  /// Log-determinant of what is above zero.
+  /// Log-determinant of what is above zero; NaN, with a note, if there are negative eigenvalues. `smallest` is the
+  /// most negative one then.
   Bounded log_determinant;
-  /// exp(entropy) of the eigenvalues over their sum.
+  /// exp(entropy) of the eigenvalues over their sum; NaN as above.
   Bounded effective_rank;
   /// Nodes and weights of the density (lanczos only); weights sum to the number of directions.
   std::vector<std::pair<double, double>> density;
   int64_t samples = 0;
   double samples_per_parameter = 0;
+  /// Whether these were too few, and `few_samples` allowed them.
+  bool few_samples = false;
   int64_t products = 0;
   std::vector<std::string> notes;
 };
@@ -202,6 +214,10 @@ std::ostream& operator<<(std::ostream& out, const Spectrum& spectrum);
 /// The spectrum of the curvature on what is orthogonal to the orbits.
 Spectrum spectrum(const Curvature& curvature, const OrbitSpace& orbits = {},
                   const SpectrumOptions& options = {});
+
+/// Throws if `spectrum` would refuse the number of samples.
+void check_samples(const Curvature& curvature, const OrbitSpace& orbits = {},
+                   const SpectrumOptions& options = {});
 
 // ---- Eigenvalues of symmetric operators ----------------------------------------------------------
 
@@ -215,15 +231,27 @@ struct Ritz {
   /// Squares of the first components: the weights of Gauss' quadrature with the start vector's measure.
   std::vector<double> weights;
   int64_t products = 0;
-  /// The Krylov space is exhausted: the values are all eigenvalues that the start vector has a part in.
+  /// The Krylov space is exhausted: the values are all eigenvalues that the start vector has a part in, each once.
   bool exhausted = false;
+  /// There is nothing else: what is orthogonal to all vectors is null. Values then come as often as they are
+  /// eigenvalues, but for zero.
+  bool complete = false;
+};
+
+/// What Lanczos' method does when the Krylov space of its start vector is exhausted.
+enum class Exhausted {
+  stop,
+  /// Goes on from a random vector that is orthogonal to all before. A Krylov space has one vector per distinct
+  /// eigenvalue; this finds the others of a multiple one.
+  restart,
 };
 
 /// Lanczos' method with full reorthogonalisation (twice), from `start`; memory: `iterations` vectors. It ends early
-/// when the largest and the smallest above zero have converged to `tolerance` times the largest, unless that is
-/// negative.
+/// when both ends (of what has no negative eigenvalue, the largest and the smallest above zero) have converged to
+/// `tolerance` times the largest in size, unless that is negative.
 Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iterations,
-             double tolerance, const Deflation& projection = {});
+             double tolerance, const Deflation& projection = {},
+             Exhausted exhausted = Exhausted::stop);
 
 struct EigenPairs {
   std::vector<double> values;

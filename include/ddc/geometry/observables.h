@@ -43,10 +43,16 @@ DeadUnits dead_units(const at::Tensor& preactivations);
 at::Tensor joint_norms(const at::Tensor& in, const at::Tensor& out, double degree = 1);
 
 /// The mean over directions, the columns of an orthonormal matrix, of the square of the largest entry: 1 if each is
-/// an axis. Unset if there is no direction. (It depends on the basis of the space if that has no preferred one.)
+/// an axis. Unset if there is no direction. This is the paper's formula. It depends on the basis: of singular
+/// directions with one value, such as zero, that is arbitrary, and a space that axes span may get any value.
 std::optional<double> axis_alignment(const at::Tensor& directions);
 
-/// The left singular directions of `weight` whose singular value is below `floor` times the largest.
+/// The same of the space and not of its basis: tr(diag(P)^2) / rank(P) with the projection P on it, 1 if and only if
+/// axes span it. Columns must be orthonormal. Unset if there is no direction.
+std::optional<double> space_alignment(const at::Tensor& directions);
+
+/// The left singular directions of `weight` whose singular value is below `floor` times the largest. Throws if it has
+/// fewer columns than rows: directions beyond the number of columns are zero whatever the weight is.
 at::Tensor dead_directions(const at::Tensor& weight, double floor);
 
 /// The largest ratio between neighbours of the positive numbers among `values` in their order, and how many lie

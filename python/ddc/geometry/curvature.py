@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ddc import _C
+from ddc._batches import Batches, size_of
 from ddc.discovery import BatchLoss, Evaluation, Loss
 from ddc.symmetry import SymmetryGroup
 
@@ -31,8 +32,9 @@ class Curvature:
     model : torch.nn.Module
         Any model. It is evaluated in the mode (train or eval) that it is in.
     loss, dataloader, batches, max_batches
-        As for :func:`ddc.discover`. The loss of a batch is a mean over its samples; batches count by how many
-        samples they have.
+        As for :func:`ddc.discover`. The loss of a batch must be a mean over its samples; batches count by how
+        many samples they have. Of several, a loss that is a sum over samples is refused: it is evaluated on a
+        batch and on its two halves.
     batch_size : int, optional
         Cuts batches along their first axis into parts of up to so many samples, which bounds the memory.
     parameters : str or iterable of str, optional
@@ -71,12 +73,15 @@ class Curvature:
         self._evaluation = Evaluation(model, loss, dataloader, batches, max_batches)
         self._evaluation.take_batches()
         kept = self._evaluation.batches
+        whole = None if kept is None else kept.halved()
         if batch_size is not None:
             if batch_size < 1:
                 raise ValueError(f"batch_size must be at least 1, is {batch_size}")
             if kept is None:
                 raise ValueError("batch_size needs dataloader or batches: loss(model) is one batch")
             kept.split(batch_size)
+        if kept is not None and whole is not None and len(kept) > 1:
+            self._refuse_sum(kept, whole)
         tensors = [] if parameters is None else self._chosen(parameters)
         self._core: _C.Curvature = self._within(
             lambda evaluate: _C.Curvature(
@@ -89,6 +94,28 @@ class Curvature:
                 seed=seed,
             )
         )
+
+    def _refuse_sum(self, kept: Batches, whole: tuple[Any, Any, Any]) -> None:
+        """Raise a ValueError if the loss of a batch is the sum of those of its halves, rather than a mean."""
+        size, *parts = [size_of(batch) or 0 for batch in whole]
+        try:
+            with kept.replaced(whole):
+                losses = self._within(lambda evaluate: [evaluate(k)[0].item() for k in range(3)])
+        except (RuntimeError, ValueError, IndexError):
+            # It takes batches of one size only, and says nothing here of what they are together.
+            return
+        together, *halves = losses
+        total = sum(halves)
+        mean = sum(n * loss for n, loss in zip(parts, halves, strict=True)) / size
+        if abs(total - mean) <= 1e-3 * sum(map(abs, halves)):
+            return  # nothing tells them apart
+        if abs(together - total) < abs(together - mean):
+            raise ValueError(
+                f"the loss is a sum over samples: of {size} it is {together:.6g}, of two parts of them "
+                f"{halves[0]:.6g} and {halves[1]:.6g}. Batches count by their samples, which a mean needs: "
+                'divide it by the number of samples (reduction="mean"), or give a single batch without '
+                "batch_size"
+            )
 
     def _chosen(self, parameters: str | Iterable[str]) -> list[str]:
         patterns = [parameters] if isinstance(parameters, str) else list(parameters)
@@ -289,7 +316,9 @@ def quotient(
     ----------
     curvature : Curvature
     symmetries : SymmetryGroup
-        Symmetries of the same model; otherwise an error says where the parameters differ.
+        Symmetries of the same model and loss. An error says where the parameters differ; or, where names and
+        shapes fit by chance, which gauge has a tangent that the curvature sees. (For a Hessian: along which
+        the loss of a batch changes.)
     others : dict, optional
         Further null directions by name, such as those of :func:`norm_input_scale`.
     memory : int
@@ -299,12 +328,14 @@ def quotient(
         raise TypeError(f"symmetries must be a SymmetryGroup, is {type(symmetries).__name__}")
     parameters = curvature._evaluation.parameters
     symmetries._core.check(parameters)
-    orbits = _C.orbit_space(
-        symmetries._core.gauges(),
-        parameters,
-        curvature._core,
-        others=list((others or {}).items()),
-        memory=memory,
+    orbits = curvature._within(
+        lambda _: _C.orbit_space(
+            symmetries._core.gauges(),
+            parameters,
+            curvature._core,
+            others=list((others or {}).items()),
+            memory=memory,
+        )
     )
     return Quotient(curvature, orbits)
 
@@ -351,7 +382,8 @@ def spectrum(
     seed : int
         Seed of random vectors.
     few_samples : bool
-        Allow a Monte-Carlo estimate from fewer than 100 samples per parameter. The result says so.
+        Allow a Monte-Carlo estimate from fewer than 100 samples per parameter. The result says so. (Several
+        labels of a sample are no further samples.)
 
     Returns
     -------
@@ -405,13 +437,22 @@ def lanczos(
     iterations: int,
     tolerance: float = -1.0,
     deflate: Tensor | None = None,
+    restart: bool = False,
 ) -> _C.Ritz:
     """Ritz values with error bounds, by Lanczos' method with full reorthogonalisation.
 
-    `deflate` has orthonormal columns that are taken out of every vector.
+    `deflate` has orthonormal columns that are taken out of every vector. A Krylov space has one vector per
+    distinct eigenvalue; with `restart` an exhausted one is followed by that of a random vector which is
+    orthogonal to it, until what is left is null (`complete`): values then come as often as they are
+    eigenvalues.
     """
     return _C.lanczos(
-        _product_of(matrix), start, iterations=iterations, tolerance=tolerance, deflate=deflate
+        _product_of(matrix),
+        start,
+        iterations=iterations,
+        tolerance=tolerance,
+        deflate=deflate,
+        restart=restart,
     )
 
 

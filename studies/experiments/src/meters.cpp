@@ -86,7 +86,15 @@ class TurnMeter : public Meter {
   void before_step() override { before_ = testbeds::turned_parts(gauges_, params_); }
   void after_step(Values* values) override {
     if (before_.empty() || values == nullptr) return;
-    (*values)["turn"] = testbeds::largest_turn(before_, testbeds::turned_parts(gauges_, params_));
+    const auto after = testbeds::turned_parts(gauges_, params_);
+    (*values)["turn"] = testbeds::largest_turn(before_, after);
+    size_t next = 0;
+    for (const auto& gauge : gauges_) {
+      for (int64_t block = 0; block < gauge.blocks(); ++block, ++next) {
+        (*values)["turn[" + gauge.name + "." + std::to_string(block) + "]"] =
+            testbeds::largest_turn({before_[next]}, {after[next]});
+      }
+    }
   }
 
  private:
@@ -95,11 +103,12 @@ class TurnMeter : public Meter {
   std::vector<at::Tensor> before_;
 };
 
-/// The batches of the testbed on copies of the parameters in float64, through operations that can be differentiated
+/// The batches of the testbed on copies of parameters in float64, through operations that can be differentiated
 /// forward.
 struct Measured {
-  Measured(const MeterContext& context, int64_t most) : testbed(context.testbed), samples(most) {
-    for (const auto& [name, tensor] : context.params) {
+  Measured(const testbeds::Testbed& bed, const Parameters& at, int64_t most)
+      : testbed(bed), samples(most) {
+    for (const auto& [name, tensor] : at) {
       params.add(name, tensor.detach().to(at::kDouble).clone().requires_grad_(true));
     }
   }
@@ -120,6 +129,26 @@ struct Measured {
   int64_t samples;
   Parameters params;
 };
+
+/// Names of the parameters that a pattern matches; empty: of all.
+std::vector<std::string> block_of(const char* meter, const std::string& pattern,
+                                  const Parameters& params) {
+  std::vector<std::string> block;
+  if (pattern.empty()) return block;
+  for (const auto& [name, tensor] : params) {
+    if (fnmatch(pattern.c_str(), name.c_str(), 0) == 0) block.push_back(name);
+  }
+  TORCH_CHECK_VALUE(!block.empty(), "meter ", meter, ": no parameter matches tensors = '", pattern,
+                    "'");
+  return block;
+}
+
+/// What its numbers are called. Of cross-entropy the Gauss-Newton matrix is the Fisher matrix; the others say what
+/// they are.
+std::string prefix_of(const std::string& prefix, CurvatureKind kind, const std::string& tensors) {
+  const auto name = kind == CurvatureKind::gauss_newton ? "fisher" : std::string(to_string(kind));
+  return prefix + name + (tensors.empty() ? "" : "[" + tensors + "]");
+}
 
 struct FisherOptions {
   CurvatureKind kind = CurvatureKind::gauss_newton;
@@ -142,53 +171,198 @@ struct FisherOptions {
             {"iterations", iterations, "steps of Lanczos' method above that", at_least(1)},
             {"few_samples", few_samples, "allow fewer than 100 samples per parameter"}};
   }
+  std::string prefix() const { return prefix_of("", kind, tensors); }
 };
 
 /// Curvature modulo the testbed's gauges.
 class FisherMeter : public Meter {
  public:
   FisherMeter(const FisherOptions& options, const MeterContext& context)
-      : options_(options), context_(context) {
-    for (const auto& [name, tensor] : context.params) {
-      if (options.tensors.empty()) break;
-      if (fnmatch(options.tensors.c_str(), name.c_str(), 0) == 0) block_.push_back(name);
-    }
-    TORCH_CHECK_VALUE(options.tensors.empty() || !block_.empty(),
-                      "meter fisher: no parameter matches tensors = '", options.tensors, "'");
+      : options_(options),
+        context_(context),
+        block_(block_of("fisher", options.tensors, context.params)) {
+    // What cannot be measured is to be refused before a run begins.
+    const Measured measured(context_.testbed, context_.params, options_.samples);
+    const auto curvature = curvature_of(measured);
+    check_samples(curvature, orbit_space(context_.gauges, measured.params, curvature), settings());
   }
 
   void measure(Values& values) override {
-    const Measured measured(context_, options_.samples);
-    const Curvature curvature(measured.params, measured.evaluate(),
-                              {.kind = options_.kind,
-                               .batches = options_.batches,
-                               .tensors = block_,
-                               .labels = options_.labels});
-    const auto orbits = orbit_space(context_.gauges, measured.params, curvature);
-    const auto read = spectrum(curvature, orbits,
-                               {.dense_up_to = options_.dense_up_to,
-                                .iterations = options_.iterations,
-                                .few_samples = options_.few_samples});
-    const auto prefix = "fisher" + (options_.tensors.empty() ? "" : "[" + options_.tensors + "]");
+    const Measured measured(context_.testbed, context_.params, options_.samples);
+    const auto curvature = curvature_of(measured);
+    const auto read =
+        spectrum(curvature, orbit_space(context_.gauges, measured.params, curvature), settings());
+    const auto prefix = options_.prefix() + ".";
     const auto add = [&](const char* name, const Bounded& bounded) {
-      values[prefix + "." + name] = bounded.value;
-      if (bounded.error > 0) values[prefix + "." + name + "_error"] = bounded.error;
+      values[prefix + name] = bounded.value;
+      if (bounded.error > 0) values[prefix + name + "_error"] = bounded.error;
     };
     add("smallest", read.smallest);
     add("largest", read.largest);
     add("trace", read.trace);
     add("log_determinant", read.log_determinant);
     add("effective_rank", read.effective_rank);
-    values[prefix + ".removed"] = static_cast<double>(read.removed);
-    values[prefix + ".dead"] = static_cast<double>(read.dead);
-    values[prefix + ".samples_per_parameter"] = read.samples_per_parameter;
-    if (read.zeros) values[prefix + ".zeros"] = static_cast<double>(*read.zeros);
+    values[prefix + "removed"] = static_cast<double>(read.removed);
+    for (const auto& [name, count] : read.removed_by) {
+      if (count > 0) values[prefix + "removed_by[" + name + "]"] = static_cast<double>(count);
+    }
+    values[prefix + "dead"] = static_cast<double>(read.dead);
+    values[prefix + "samples_per_parameter"] = read.samples_per_parameter;
+    if (read.few_samples) values[prefix + "few_samples"] = 1;
+    if (read.zeros) values[prefix + "zeros"] = static_cast<double>(*read.zeros);
+    for (const auto& [name, share] : read.zeros_in)
+      values[prefix + "zeros_in[" + name + "]"] = share;
+    if (read.gap > 0) values[prefix + "gap"] = read.gap;
+    notes_ = read.notes;
   }
 
+  std::vector<std::string> notes() const override { return notes_; }
+
  private:
+  Curvature curvature_of(const Measured& measured) const {
+    return {measured.params,
+            measured.evaluate(),
+            {.kind = options_.kind,
+             .batches = options_.batches,
+             .tensors = block_,
+             .labels = options_.labels}};
+  }
+  SpectrumOptions settings() const {
+    return {.dense_up_to = options_.dense_up_to,
+            .iterations = options_.iterations,
+            .few_samples = options_.few_samples};
+  }
+
   FisherOptions options_;
   MeterContext context_;
   std::vector<std::string> block_;
+  std::vector<std::string> notes_;
+};
+
+struct StepFisherOptions {
+  CurvatureKind kind = CurvatureKind::gauss_newton;
+  std::string tensors = {};
+  int64_t batches = 1;
+  int64_t samples = 0;
+
+  OptionList options() {
+    return {{"kind", kind, "which curvature"},
+            {"tensors", tensors, "block: pattern of names; empty: the whole model"},
+            {"batches", batches, "batches that it is averaged over", at_least(1)},
+            {"samples", samples, "samples of each batch, its first; 0: all", at_least(0)}};
+  }
+  std::string prefix() const { return prefix_of("step_", kind, tensors); }
+};
+
+/// Curvature along a step, v^T F v / |v|^2, at the weights before and after it.
+class StepFisherMeter : public Meter {
+ public:
+  StepFisherMeter(const StepFisherOptions& options, const MeterContext& context)
+      : options_(options),
+        context_(context),
+        block_(block_of("step_fisher", options.tensors, context.params)) {
+    const Measured measured(context_.testbed, context_.params, options_.samples);
+    curvature_of(measured);
+  }
+
+  void before_step() override { before_ = context_.params.clone(); }
+  void after_step(Values* values) override {
+    if (values == nullptr) return;
+    const auto along = [&](const Parameters& at) {
+      const Measured measured(context_.testbed, at, options_.samples);
+      const auto curvature = curvature_of(measured);
+      const at::NoGradGuard no_grad;
+      std::vector<at::Tensor> parts;
+      for (const auto& [name, tensor] : curvature.table()) {
+        const auto moved = context_.params[name].tensor.detach().to(at::kDouble) -
+                           before_[name].tensor.detach().to(at::kDouble);
+        parts.push_back(moved.flatten());
+      }
+      const auto step = at::cat(parts);
+      return (at::dot(step, curvature.product(step)) / at::dot(step, step)).item<double>();
+    };
+    const auto prefix = options_.prefix() + ".";
+    (*values)[prefix + "before"] = along(before_);
+    (*values)[prefix + "after"] = along(context_.params);
+  }
+
+ private:
+  Curvature curvature_of(const Measured& measured) const {
+    return {measured.params,
+            measured.evaluate(),
+            {.kind = options_.kind, .batches = options_.batches, .tensors = block_}};
+  }
+
+  StepFisherOptions options_;
+  MeterContext context_;
+  std::vector<std::string> block_;
+  Parameters before_;
+};
+
+/// The paper's bound on the bias of a discrete step, from the second moments that the optimizer keeps, in the
+/// coordinates that it keeps them in.
+class ValidityMeter : public Meter {
+ public:
+  explicit ValidityMeter(const MeterContext& context) : optimizer_(context.optimizer) {
+    TORCH_CHECK_VALUE(!groups().empty(),
+                      "meter validity: the optimizer has no beta2 and eps, which a "
+                      "preconditioner is made of");
+  }
+
+  void after_step(Values* values) override {
+    if (values == nullptr) return;
+    const at::NoGradGuard no_grad;
+    const auto state = optimizer_.state_dict().tensors;
+    // By learning rate and beta2: what is stepped by one rule.
+    std::map<std::pair<double, double>, Parameters> preconditioners;
+    for (const auto& group : groups()) {
+      auto& table = preconditioners[{group.lr, group.beta2}];
+      for (const auto& name : group.parameters) {
+        const auto key = "param." + name + ".";
+        const auto step = state.find(key + "step");
+        if (step == state.end()) continue;
+        const double correction = 1 - std::pow(group.beta2, step->second.item<double>());
+        for (const auto& [field, tensor] : state) {
+          const bool per_coordinate = field == key + "exp_avg_sq";
+          if (!per_coordinate && !field.starts_with(key + "head_sq.")) continue;
+          auto second = tensor.detach().to(at::kCPU, at::kDouble);
+          // Of a head that has a matrix these are its eigenvalues.
+          if (!per_coordinate && second.size(-1) > 1) second = at::linalg_eigvalsh(second);
+          table.add(field, (second.clamp_min(0) / correction).sqrt().add(group.eps).reciprocal());
+        }
+      }
+    }
+    std::optional<StepValidity> worst;
+    for (const auto& [settings, table] : preconditioners) {
+      if (table.begin() == table.end()) continue;
+      const auto found = step_validity(table, settings.first, settings.second);
+      if (!worst || found.ratio > worst->ratio) worst = found;
+    }
+    if (!worst) return;
+    (*values)["validity.kappa"] = worst->kappa;
+    (*values)["validity.ratio"] = worst->ratio;
+  }
+
+ private:
+  struct Group {
+    std::vector<std::string> parameters;
+    double lr;
+    double beta2;
+    double eps;
+  };
+  std::vector<Group> groups() const {
+    std::vector<Group> result;
+    const auto description = Json::parse(optimizer_.state_dict().description);
+    for (const auto& group : description.at("groups")) {
+      const auto& options = group.at("options");
+      if (!options.contains("beta2") || !options.contains("eps")) continue;
+      result.push_back(
+          {group.at("params"), options.at("lr"), options.at("beta2"), options.at("eps")});
+    }
+    return result;
+  }
+
+  const LiftedOptimizer& optimizer_;
 };
 
 struct ActivationOptions {
@@ -247,10 +421,16 @@ class ActivationMeter : public Meter {
     values[prefix + "never_on"] = static_cast<double>(dead.never_on);
     values[prefix + "always_on"] = static_cast<double>(dead.always_on);
     // Left singular directions of the units' activations: a row per unit.
-    const auto directions = dead_directions(node.relu().t(), options_.floor);
-    values[prefix + "dead_directions"] = static_cast<double>(directions.size(1));
-    if (const auto aligned = axis_alignment(directions)) {
-      values[prefix + "axis_alignment"] = *aligned;
+    if (node.size(0) < node.size(1)) {
+      // Rank is bounded by the number of rows: how many directions are dead cannot be told.
+      values[prefix + "rows_missing"] = static_cast<double>(node.size(1) - node.size(0));
+    } else {
+      const auto directions = dead_directions(node.relu().t(), options_.floor);
+      values[prefix + "dead_directions"] = static_cast<double>(directions.size(1));
+      if (const auto aligned = axis_alignment(directions)) {
+        values[prefix + "axis_alignment"] = *aligned;
+        values[prefix + "space_alignment"] = *space_alignment(directions);
+      }
     }
     const auto& params = context_.params;
     auto entering = params[name + ".weight"].tensor;
@@ -303,6 +483,13 @@ MeterEntry entry(const char* name, const char* description) {
   return {name, description, declared_settings<Options>(),
           [](const Json& settings, const MeterContext& context) -> std::unique_ptr<Meter> {
             return std::make_unique<M>(options_from<Options>(settings), context);
+          },
+          [name](const Json& settings) -> std::string {
+            if constexpr (requires(const Options& options) { options.prefix(); }) {
+              return options_from<Options>(settings).prefix();
+            } else {
+              return name;
+            }
           }};
 }
 
@@ -313,7 +500,13 @@ MeterEntry entry(const char* name, const char* description) {
           {},
           [](const Json& /*settings*/, const MeterContext& context) -> std::unique_ptr<Meter> {
             return std::make_unique<M>(context);
-          }};
+          },
+          [name](const Json& /*settings*/) -> std::string { return name; }};
+}
+
+/// What the names of a meter's numbers begin with: no two of a run have the same.
+std::string label_of(const Json& settings) {
+  return meter_entry(settings.at("name")).label(settings);
 }
 
 Json complete_meter(const Json& given) {
@@ -341,6 +534,9 @@ const std::vector<MeterEntry>& meter_entries() {
       entry<TurnMeter>("turn", "by what angle a step turns heads along their orbits"),
       entry<FisherOptions, FisherMeter>("fisher",
                                         "curvature modulo the gauges: both ends, trace, rank"),
+      entry<StepFisherOptions, StepFisherMeter>(
+          "step_fisher", "curvature along a step, at the weights before and after it"),
+      entry<ValidityMeter>("validity", "condition number of the preconditioner, lr kappa / tau"),
       entry<ActivationOptions, ActivationMeter>(
           "activations", "spectra at the nodes of the residual stream, dead units"),
       entry<ArcMeter>("arc", "arc length on the quotient, followed step by step"),
@@ -361,8 +557,12 @@ Json complete_meters(const Json& given) {
   Json result = Json::array();
   for (const auto& each : given) {
     auto meter = complete_meter(each);
-    TORCH_CHECK_VALUE(std::find(result.begin(), result.end(), meter) == result.end(), "meter ",
-                      meter.dump(), " is there twice");
+    for (const auto& other : result) {
+      TORCH_CHECK_VALUE(other != meter, "meter ", meter.dump(), " is there twice");
+      TORCH_CHECK_VALUE(label_of(other) != label_of(meter), "meters ", other.dump(), " and ",
+                        meter.dump(), " would both write '", label_of(meter),
+                        "', one over the other; ask for one of them, or for other tensors");
+    }
     result.push_back(std::move(meter));
   }
   return result;
@@ -400,10 +600,8 @@ Json parse_meter(const std::string& text) {
 
 Meters::Meters(const Json& meters, const MeterContext& context) {
   for (const auto& settings : meters) {
-    const std::string name = settings.at("name");
-    const std::string tensors = settings.value("tensors", "");
-    meters_.push_back({tensors.empty() ? name : name + "[" + tensors + "]", settings.at("every"),
-                       meter_entry(name).make(settings, context)});
+    meters_.push_back({label_of(settings), settings.at("every"),
+                       meter_entry(settings.at("name")).make(settings, context)});
   }
 }
 
@@ -454,6 +652,14 @@ void Meters::resume(const std::map<std::string, std::string>& notes) {
     TORCH_CHECK(found != notes.end(), "it does not say what meter ", each.label, " has measured");
     each.meter->resume(std::strtod(found->second.c_str(), nullptr));
   }
+}
+
+std::vector<std::string> Meters::notes() const {
+  std::vector<std::string> result;
+  for (const auto& each : meters_) {
+    for (const auto& note : each.meter->notes()) result.push_back(each.label + ": " + note);
+  }
+  return result;
 }
 
 std::map<std::string, double> Meters::seconds() const {

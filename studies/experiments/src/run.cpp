@@ -251,7 +251,10 @@ class Run {
 
   RunSummary finish(RunStatus status) const {
     save(latest_checkpoint(folder_));
-    const RunSummary summary{.status = status, .steps = step_, .meter_seconds = meters_.seconds()};
+    const RunSummary summary{.status = status,
+                             .steps = step_,
+                             .meter_seconds = meters_.seconds(),
+                             .meter_notes = meters_.notes()};
     write_text(summary_file(folder_),
                Json({{"status", to_string(status)}, {"steps", step_}}).dump(1) + "\n");
     return summary;
@@ -545,7 +548,8 @@ std::vector<Measurement> read_metrics(const fs::path& folder) {
   return result;
 }
 
-Measurement measure(const fs::path& folder, const std::string& checkpoint, const Json& meters) {
+Measurement measure(const fs::path& folder, const std::string& checkpoint, const Json& meters,
+                    std::vector<std::string>* notes_of_meters) {
   const auto config = completed(read_config(folder));
   const auto complete = complete_meters(meters);
   const auto path = checkpoint_file(folder, checkpoint);
@@ -565,6 +569,7 @@ Measurement measure(const fs::path& folder, const std::string& checkpoint, const
   Measurement result{.step = step_of(notes), .values = {}};
   if (testbed.observe) result.values = testbed.observe(params);
   all.measure(0, result.values);
+  if (notes_of_meters != nullptr) *notes_of_meters = all.notes();
   return result;
 }
 

@@ -69,6 +69,109 @@ TEST(Meters, MeasureWhatTheyAreAskedForAsOftenAsTheyAreAskedTo) {
   EXPECT_GT(summary->meter_seconds.at("fisher"), 0);
 }
 
+TEST(Meters, OfEveryKindOfCurvatureHaveNamesOfTheirOwn) {
+  auto config = small_run();
+  config.meters = Json::array({parse_meter("fisher"), parse_meter("fisher:kind=hessian"),
+                               parse_meter("fisher:kind=empirical_fisher"),
+                               parse_meter("fisher:kind=hessian,tensors=layers.0.weight")});
+  const RunFolder folder;
+  const auto summary = execute(config, folder.path);
+  const auto values = read_metrics(folder.path).front().values;
+  EXPECT_NE(values.at("fisher.trace"), values.at("hessian.trace"));
+  EXPECT_NE(values.at("fisher.trace"), values.at("empirical_fisher.trace"));
+  EXPECT_TRUE(values.contains("hessian[layers.0.weight].trace"));
+  EXPECT_TRUE(summary->meter_seconds.contains("hessian"));
+  expect_error(
+      [] {
+        complete_meters(Json::array({parse_meter("fisher"), parse_meter("fisher:samples=2")}));
+      },
+      {"would both write 'fisher'", "samples"});
+}
+
+TEST(Meters, NameZerosAndWhatWasRemoved) {
+  auto config = small_run();
+  // More weights than four samples of two outputs can tell apart.
+  config.meters = Json::array({parse_meter("fisher:samples=4")});
+  const RunFolder folder;
+  const auto summary = execute(config, folder.path);
+  const auto values = read_metrics(folder.path).back().values;
+  double zeros = 0;
+  double removed = 0;
+  for (const auto& [name, value] : values) {
+    if (name.starts_with("fisher.zeros_in[")) zeros += value;
+    if (name.starts_with("fisher.removed_by[")) removed += value;
+  }
+  EXPECT_GT(values.at("fisher.zeros"), 0);
+  EXPECT_NEAR(zeros, values.at("fisher.zeros"), 1e-6);
+  EXPECT_EQ(removed, values.at("fisher.removed"));
+  EXPECT_GT(values.at("fisher.gap"), 1);
+}
+
+TEST(Meters, SayWhereTooFewSamplesWereAllowed) {
+  auto config = small_run();
+  config.testbed = "modular_addition";
+  config.testbed_settings = {{"modulus", 5}, {"d_model", 4}, {"heads", 1}, {"d_ff", 4}};
+  config.steps = 2;
+  config.meters = Json::array(
+      {parse_meter("fisher:kind=monte_carlo_fisher,tensors=unembedding.*,few_samples=true")});
+  const RunFolder folder;
+  const auto summary = execute(config, folder.path);
+  const auto values = read_metrics(folder.path).back().values;
+  const std::string prefix = "monte_carlo_fisher[unembedding.*].";
+  EXPECT_EQ(values.at(prefix + "few_samples"), 1);
+  EXPECT_LT(values.at(prefix + "samples_per_parameter"), 100);
+  ASSERT_FALSE(summary->meter_notes.empty());
+  EXPECT_NE(summary->meter_notes.back().find("few_samples was allowed"), std::string::npos);
+}
+
+TEST(Meters, FollowAStepFromBothEnds) {
+  auto config = small_run();
+  config.evaluate_every = 1;
+  config.meters = Json::array({parse_meter("step_fisher"), parse_meter("fisher")});
+  const RunFolder folder;
+  execute(config, folder.path);
+  const auto metrics = read_metrics(folder.path);
+  for (size_t k = 0; k + 1 < metrics.size(); ++k) {
+    const auto& values = metrics[k].values;
+    EXPECT_GT(values.at("step_fisher.before"), 0);
+    // No direction has more curvature than the largest eigenvalue there.
+    EXPECT_LE(values.at("step_fisher.before"), values.at("fisher.largest"));
+    EXPECT_LE(values.at("step_fisher.after"), metrics[k + 1].values.at("fisher.largest"));
+    EXPECT_NE(values.at("step_fisher.before"), values.at("step_fisher.after"));
+  }
+  EXPECT_FALSE(metrics.back().values.contains("step_fisher.before"));
+}
+
+TEST(Meters, ReadTheValidityOfAStepOffSecondMoments) {
+  auto config = small_run();
+  config.optimizer = "adamw";
+  config.optimizer_settings = {{"lr", 1e-3}, {"beta2", 0.99}};
+  config.meters = Json::array({parse_meter("validity")});
+  {
+    const RunFolder folder;
+    execute(config, folder.path);
+    const auto values = read_metrics(folder.path).front().values;
+    EXPECT_GT(values.at("validity.kappa"), 1);
+    EXPECT_NEAR(values.at("validity.ratio"), 1e-3 * values.at("validity.kappa") * 0.01, 1e-12);
+  }
+  config.optimizer = "sgd";
+  config.optimizer_settings = Json::object();
+  const RunFolder folder;
+  expect_error([&] { execute(config, folder.path); }, {"meter validity", "no beta2"});
+  EXPECT_FALSE(std::filesystem::exists(folder.path));
+}
+
+TEST(Meters, DoNotCallDeadWhatTooFewInputsCannotReach) {
+  auto config = small_run();
+  config.testbed_settings["samples"] = 3;
+  config.meters = Json::array({parse_meter("activations")});
+  const RunFolder folder;
+  execute(config, folder.path);
+  const auto values = read_metrics(folder.path).back().values;
+  EXPECT_EQ(values.at("activations[layers.0].rows_missing"), 1);
+  EXPECT_FALSE(values.contains("activations[layers.0].dead_directions"));
+}
+
 TEST(Meters, SeeTheHiddenUnitsOfAnMlp) {
   auto config = small_run();
   config.meters = Json::array({parse_meter("activations")});
@@ -117,6 +220,7 @@ TEST(Meters, GoOnWhereAnInterruptedRunStopped) {
 TEST(Meters, ThatDoNotGoWithTheNetworkAreRefusedBeforeAnythingIsWritten) {
   for (const auto& [meter, words] : std::map<std::string, std::vector<std::string>>{
            {"activations", {"activations", "diagonal network", "no nodes"}},
+           {"fisher:kind=monte_carlo_fisher", {"labels cannot be drawn", "gauss_newton"}},
            {"fisher:tensors=layers.7.*", {"fisher", "layers.7.*"}}}) {
     auto config = small_run();
     config.testbed = "diagonal_network";
@@ -126,6 +230,31 @@ TEST(Meters, ThatDoNotGoWithTheNetworkAreRefusedBeforeAnythingIsWritten) {
     expect_error([&] { execute(config, folder.path); }, words);
     EXPECT_FALSE(std::filesystem::exists(folder.path));
   }
+}
+
+TEST(Meters, WithTooFewSamplesAreRefusedBeforeAnythingIsWritten) {
+  auto config = small_run();
+  config.testbed = "modular_addition";
+  config.testbed_settings = {{"modulus", 5}, {"d_model", 4}, {"heads", 1}, {"d_ff", 4}};
+  // Labels of one sample are no samples.
+  config.meters = Json::array({parse_meter("fisher:kind=monte_carlo_fisher,labels=20000")});
+  const RunFolder folder;
+  expect_error([&] { execute(config, folder.path); }, {"needs 100", "few_samples"});
+  EXPECT_FALSE(std::filesystem::exists(folder.path));
+}
+
+TEST(Meters, OfGaugesThatAreNoSymmetryAreRefused) {
+  auto config = small_run();
+  config.testbed = "rope_grokking";
+  // The paper's ablation: rotations as if nothing were rotary.
+  config.testbed_settings = {{"modulus", 5}, {"sequence", 8},     {"batch_size", 4},
+                             {"d_model", 8}, {"heads", 2},        {"d_ff", 4},
+                             {"layers", 1},  {"rotation", "full"}};
+  config.optimizer = "adamw";
+  config.meters = Json::array({parse_meter("fisher:kind=empirical_fisher")});
+  const RunFolder folder;
+  expect_error([&] { execute(config, folder.path); }, {"is no symmetry of this loss"});
+  EXPECT_FALSE(std::filesystem::exists(folder.path));
 }
 
 TEST(Meters, AreRefusedByName) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -50,6 +51,20 @@ TEST(Turn, IsOfTheOrderOfAStepForMuonAndRoundingIfTheTorusIsBound) {
     EXPECT_GT(turn("muon", lr), 0.1 * lr) << lr;
     EXPECT_LT(turn("ddc-muon", lr), 1e-12) << lr;
   }
+}
+
+TEST(Turn, IsSaidOfEveryHead) {
+  const auto values = metrics_of(small, "muon", Json::object()).front().values;
+  double largest = 0;
+  int64_t heads = 0;
+  for (const auto& [name, value] : values) {
+    if (!name.starts_with("turn[")) continue;
+    largest = std::max(largest, value);
+    ++heads;
+  }
+  // Two layers of two heads with two rotary planes each, and a rotation of values.
+  EXPECT_GE(heads, 8);
+  EXPECT_EQ(largest, values.at("turn"));
 }
 
 TEST(Turn, IsNotMeasuredAtTheEndWhereNoStepFollows) {

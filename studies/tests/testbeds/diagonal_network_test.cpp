@@ -39,6 +39,13 @@ TEST(DiagonalNetwork, HasOneGaugeChannelPerCoordinate) {
   EXPECT_EQ(dimension(bed.gauges(params)[0], params), 64);
 }
 
+TEST(DiagonalNetwork, VanishesWithOrderTwoAtTheDeadPoint) {
+  for (const uint64_t seed : {1, 2}) {
+    const auto bed = diagonal_network();
+    EXPECT_NEAR(bed.observe(bed.init(seed, at::kDouble)).at("order"), 2.000, 5e-4);
+  }
+}
+
 TEST(DiagonalNetwork, BadOptionsAreNamed) {
   expect_error([] { diagonal_network({.dimension = 0}); }, {"dimension", "0"});
   expect_error([] { diagonal_network({.dimension = 8, .nonzeros = 9}); }, {"nonzeros", "8", "9"});

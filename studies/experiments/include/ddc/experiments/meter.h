@@ -37,6 +37,8 @@ class Meter {
   virtual bool follows_all_steps() const { return false; }
   /// What a run that goes on needs to know of the steps before.
   virtual std::optional<double> state() const { return std::nullopt; }
+  /// What there is to say, in words, of its last numbers.
+  virtual std::vector<std::string> notes() const { return {}; }
   virtual void resume(double /*state*/) {}
 };
 
@@ -47,6 +49,8 @@ struct MeterEntry {
   Settings settings;
   /// Makes a meter of complete settings. The parameters are where the run starts.
   std::function<std::unique_ptr<Meter>(const Json& settings, const MeterContext& context)> make;
+  /// What the names of its numbers begin with.
+  std::function<std::string(const Json& settings)> label;
 };
 
 const std::vector<MeterEntry>& meter_entries();
@@ -54,7 +58,8 @@ const MeterEntry& meter_entry(const std::string& name);
 
 /// The meters of a run that says nothing: drift and turn.
 Json default_meters();
-/// A list of {"name": ..., settings}, with all settings; throws on what is not known.
+/// A list of {"name": ..., settings}, with all settings; throws on what is not known, and on two that would write the
+/// same names.
 Json complete_meters(const Json& given);
 /// "NAME" or "NAME:key=value,key=value".
 Json parse_meter(const std::string& text);
@@ -73,6 +78,7 @@ class Meters {
   /// Throws if a meter that needs its state finds none.
   void resume(const std::map<std::string, std::string>& notes);
   std::map<std::string, double> seconds() const;
+  std::vector<std::string> notes() const;
 
  private:
   struct Running {

@@ -75,6 +75,8 @@ struct RunSummary {
   int64_t steps = 0;
   /// What meters took of the time of the process that finished the run; not kept in its folder.
   std::map<std::string, double> meter_seconds = {};
+  /// What meters have to say, in words, of the last numbers that they measured; not kept either.
+  std::vector<std::string> meter_notes = {};
 };
 
 struct RunHooks {
@@ -113,9 +115,9 @@ std::optional<RunSummary> read_summary(const std::filesystem::path& folder);
 std::vector<Measurement> read_metrics(const std::filesystem::path& folder);
 
 /// What is seen at a checkpoint of a run, "latest" or one that was kept ("step-1000"), by meters that it need not
-/// have had. Nothing in the folder changes.
+/// have had. Nothing in the folder changes. `notes`: what they have to say of their numbers in words.
 Measurement measure(const std::filesystem::path& folder, const std::string& checkpoint,
-                    const Json& meters);
+                    const Json& meters, std::vector<std::string>* notes = nullptr);
 
 /// "ddc", "torch" and "compiler".
 std::map<std::string, std::string> versions();
