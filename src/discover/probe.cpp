@@ -30,6 +30,9 @@ constexpr size_t pair_distance = 3;
 /// pair with every evaluation, and so many at most.
 constexpr double unbalanced = 30;
 constexpr int64_t most_rounds = 12;
+/// A charge of less than so many roundings of the largest is one (a bias that a norm takes out again): no
+/// size of the matrix beside it makes it tell anything.
+constexpr double rounding_of_charges = 1e3;
 constexpr int64_t most_rounds_of_large = 3;
 
 double epsilon_of(at::ScalarType type) {
@@ -135,8 +138,10 @@ void Probe::balance() {
   struct Charges {
     double matrix = 0;
     double bias = 0;
-    /// Log of the factor between the two; zero if one of them has none.
-    double gap() const { return matrix > 0 && bias > 0 ? std::log(matrix / bias) : 0.0; }
+    /// Log of the factor between the two; zero if one of them is rounding.
+    double gap(double rounding) const {
+      return small() > rounding ? std::log(matrix / bias) : 0.0;
+    }
     double small() const { return std::min(matrix, bias); }
   };
   const auto charges = [&]() {
@@ -157,19 +162,22 @@ void Probe::balance() {
     for (const auto& each : of) result = std::max({result, each.matrix, each.bias});
     return std::max(result, 1e-300);
   };
+  const auto gap = [&](const std::vector<Charges>& of, size_t k) {
+    return of[k].gap(rounding_of_charges * epsilon_ * largest(of));
+  };
   const int64_t rounds = is_large() ? most_rounds_of_large : most_rounds;
   for (int64_t round = 0; round < rounds && !all.empty(); ++round) {
     const auto before = charges();
     // What comes first is mended first: all that follows depends on it.
     size_t k = 0;
     while (k < all.size() && (done.count({all[k].matrix, all[k].bias}) > 0 ||
-                              std::abs(before[k].gap()) <= std::log(unbalanced))) {
+                              std::abs(gap(before, k)) <= std::log(unbalanced))) {
       ++k;
     }
     if (k == all.size()) return;
     done.insert({all[k].matrix, all[k].bias});
     const size_t matrix = slots_[all[k].matrix].tensor;
-    const double was = before[k].gap();
+    const double was = gap(before, k);
     const double growth = growth_[matrix];
     growth_[matrix] = growth * std::exp(-was);
     // The smaller one must count for more, beside all others: a bias that the loss does not depend on (a
@@ -179,7 +187,7 @@ void Probe::balance() {
       const auto after = charges();
       const double gain =
           (after[k].small() / largest(after)) / (before[k].small() / largest(before));
-      better = std::abs(after[k].gap()) < std::abs(was) / 2 && gain > std::exp(std::abs(was) / 4);
+      better = std::abs(gap(after, k)) < std::abs(was) / 2 && gain > std::exp(std::abs(was) / 4);
     } catch (const c10::Error&) {
       // Not finite there.
     }
