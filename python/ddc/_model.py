@@ -68,3 +68,8 @@ def parameters_of(model: nn.Module) -> list[tuple[str, Tensor]]:
     ]
     check_whole(named)
     return named
+
+
+def buffers_of(model: nn.Module) -> list[tuple[str, Tensor]]:
+    """Buffers of the model by their plain names, each once."""
+    return [(plain_name(name), buffer) for name, buffer in unwrap(model).named_buffers()]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ddc import _C
-from ddc._model import parameters_of
+from ddc._model import buffers_of, parameters_of
 
 if TYPE_CHECKING:
     from ddc.permutations import Permutations, Step
@@ -148,7 +148,7 @@ def align_(
                 f"align_: '{name}' is of type {tensor.dtype}: factors near one round to one there, "
                 "and the function would change; it needs float32 or float64"
             )
-    tensors = dict(parameters_of(model))
+    tensors = dict(parameters_of(model) + buffers_of(model))
     for step in _order_(group, first, second, permutations):
         step.apply_(tensors)
     move = _place_together(group, first, second).move()

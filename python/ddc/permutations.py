@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ddc._model import parameters_of
+from ddc._model import buffers_of, parameters_of
 
 if TYPE_CHECKING:
     from ddc.symmetry import SymmetryGroup
@@ -21,6 +21,8 @@ Named = Sequence[tuple[str, Tensor]]
 # What is left of a gradient that vanishes, and of a loss that does not change.
 _ZERO = 1e-9
 _UNSEEN = 1 << 16
+# What may be a router is tried so often, nearest first.
+_ROUTERS = 4
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,27 @@ class PermutedAxis:
     indices : list of list of int
     flips : bool
         Changes its sign where a unit does.
+    of : int or None
+        Of a stack of matrices the one that is meant; the axis is one of this matrix then.
+    buffer : bool
+        The tensor is a buffer (a running mean).
     """
 
     tensor: str
     axis: int
     indices: tuple[tuple[int, ...], ...]
     flips: bool = False
+    of: int | None = None
+    buffer: bool = False
+
+    def view(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """What has the axis: the tensor, or one matrix of it."""
+        tensor = tensors[self.tensor].detach()
+        return tensor if self.of is None else tensor[self.of]
+
+    def entries(self) -> list[tuple[str, int, int | None, int]]:
+        """The tensor, axis, matrix and index of all that is permuted."""
+        return [(self.tensor, self.axis, self.of, i) for unit in self.indices for i in unit]
 
 
 @dataclass(frozen=True)
@@ -64,10 +81,15 @@ class Permutation:
         return len(self.axes[0].indices)
 
     def apply_(self, tensors: Mapping[str, Tensor], order: Tensor, signs: Tensor) -> None:
-        """Put unit ``order[k]``, with the k-th sign, at place ``k``."""
+        """Put unit ``order[k]``, with the k-th sign, at place ``k``.
+
+        Buffers that are not among the tensors stay: where parameters alone are compared.
+        """
         with torch.no_grad():
             for axis in self.axes:
-                tensor = tensors[axis.tensor]
+                if axis.buffer and axis.tensor not in tensors:
+                    continue
+                tensor = axis.view(tensors)
                 to = torch.tensor(axis.indices, device=tensor.device)
                 taken = tensor.index_select(axis.axis, to[order].flatten())
                 if axis.flips and self.signs:
@@ -81,10 +103,10 @@ class Permutation:
         """All entries of every unit, one unit per row."""
         parts = []
         for axis in self.axes:
-            if flips is not None and axis.flips != flips:
+            if axis.buffer or (flips is not None and axis.flips != flips):
                 continue
             to = torch.tensor(axis.indices)
-            taken = tensors[axis.tensor].detach().index_select(axis.axis, to.flatten())
+            taken = axis.view(tensors).index_select(axis.axis, to.flatten())
             front = taken.movedim(axis.axis, 0)
             parts.append(front.reshape(self.units, -1))
         return torch.cat(parts, 1) if parts else torch.zeros(self.units, 0, dtype=torch.float64)
@@ -118,7 +140,7 @@ class Permutations(tuple[Permutation, ...]):
     def shuffle_(self, model: nn.Module, seed: int) -> nn.Module:
         """Permute the units of a model at random, with their signs: its function stays."""
         generator = torch.Generator().manual_seed(seed)
-        tensors = dict(parameters_of(model))
+        tensors = dict(parameters_of(model) + buffers_of(model))
         for each in self:
             order = torch.randperm(each.units, generator=generator)
             signs = torch.randint(0, 2, (each.units,), generator=generator) * 2.0 - 1
@@ -167,7 +189,10 @@ def permutations(
     zero, and what then has none belongs to the unit. Blocks of the linear groups of `symmetries` are
     units as well (heads). What is found so is tried: permutations at random must not change the loss.
 
-    A unit that several layers read (of a recurrent net) is not found.
+    Experts of a stack have an order, and the units of each of them one of their own. Running means and
+    variances of a norm are permuted with what they are of.
+
+    A unit that several layers read (of a recurrent net, of a residual stream) is not found.
 
     Parameters
     ----------
@@ -181,39 +206,27 @@ def permutations(
     >>> found = ddc.permutations(model, loss, group)              # doctest: +SKIP
     >>> group.distance(model, other, permutations=found)          # doctest: +SKIP
     """
-    from ddc._precision import Float64
-
     probe = copy.deepcopy(model).double()
-    named = [(name, tensor) for name, tensor in parameters_of(probe) if tensor.requires_grad]
-
-    def evaluate(batch: int) -> Tensor:
-        with torch.random.fork_rng(devices=[]), Float64():
-            torch.manual_seed(batch)
-            return loss(probe)
-
     generator = torch.Generator().manual_seed(0)
+    named = [(name, tensor) for name, tensor in parameters_of(probe) if tensor.requires_grad]
     with torch.no_grad():
         for _, tensor in named:
             size = float(tensor.square().mean().sqrt()) or 0.5
             tensor.add_(
                 torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype) * size / 4
             )
-    search = _Search(named, evaluate)
+    search = _Search(probe, named, loss)
     found: list[Permutation] = []
-    taken: set[tuple[str, int, int]] = set()
+    taken: set[tuple[str, int, int | None, int]] = set()
     for name, axis, blocks in _readers(named, symmetries):
-        if any((name, axis, i) in taken for i in blocks[0]):
+        if any((name, axis, of, i) in taken for i in blocks[0] for of in (None, 0)):
             continue
         axes = search.upstream(name, axis, blocks)
         if not axes:
             continue
-        permutation = search.tried(Permutation(f"{name}:permutation", axes))
-        if permutation is None:
-            continue
-        found.append(permutation)
-        taken.update(
-            (each.tensor, each.axis, i) for each in axes for unit in each.indices for i in unit
-        )
+        permutations = search.tried_all(f"{name}:permutation", axes)
+        found += permutations
+        taken.update(entry for each in permutations for a in each.axes for entry in a.entries())
     return Permutations(found)
 
 
@@ -236,16 +249,72 @@ def _readers(
     for name, tensor in named:
         if tensor.dim() < 2:
             continue
-        for axis in (1, 0):
+        for axis in (2, 1, 0) if tensor.dim() == 3 else (1, 0):
             yield name, axis, [[i] for i in range(tensor.size(axis))]
+    # What is flattened is read in runs.
+    channels = {tensor.size(0) for _, tensor in named if tensor.dim() > 2}
+    for name, tensor in named:
+        for count in sorted(channels):
+            run, rest = divmod(tensor.size(-1), count)
+            if tensor.dim() == 2 and run > 1 and rest == 0:
+                yield name, 1, [list(range(k * run, (k + 1) * run)) for k in range(count)]
 
 
 class _Search:
-    def __init__(self, named: Named, evaluate: Callable[[int], Tensor]) -> None:
+    """Tries what may be permuted, at a model that may be changed.
+
+    Norms that keep running means use those, so that what is added before them has a gradient.
+    """
+
+    def __init__(
+        self, model: nn.Module, named: Named, loss: Callable[[nn.Module], Tensor]
+    ) -> None:
+        self.model = model
+        self.loss = loss
         self.named = named
-        self.tensors = dict(named)
-        self.evaluate = evaluate
+        self.buffers = dict(buffers_of(model))
+        self.tensors = dict(named) | self.buffers
+        self.training = {module: module.training for module in model.modules()}
+        self.tracking = [
+            module
+            for module in model.modules()
+            if any(b.is_floating_point() for b in module.buffers(recurse=False))
+        ]
+        self.statistics = self._statistics()
+        self._train_norms(False)
         self.alive = [self._alive(gradient) for gradient in self._gradients()]
+
+    def evaluate(self, batch: int) -> Tensor:
+        from ddc._precision import Float64
+
+        with torch.random.fork_rng(devices=[]), Float64():
+            torch.manual_seed(batch)
+            return self.loss(self.model)
+
+    def _train_norms(self, training: bool) -> None:
+        for module in self.tracking:
+            module.train(training)
+
+    def _statistics(self) -> dict[str, Tensor]:
+        """What a batch writes to buffers that begin at zero."""
+        kept = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        self._train_norms(True)
+        try:
+            with torch.no_grad():
+                for module in self.tracking:
+                    for buffer in module.buffers(recurse=False):
+                        buffer.zero_()
+                before = {name: buffer.clone() for name, buffer in self.buffers.items()}
+                self.evaluate(0)
+            return {
+                name: buffer.clone()
+                for name, buffer in self.buffers.items()
+                if buffer.is_floating_point() and not torch.equal(buffer, before[name])
+            }
+        finally:
+            self._train_norms(False)
+            for name, value in kept.items():
+                self.buffers[name].copy_(value)
 
     def _gradients(self) -> list[Tensor]:
         loss = self.evaluate(0)
@@ -313,43 +382,137 @@ class _Search:
             axes.append(PermutedAxis(*key, tuple(map(tuple, units))))
         return tuple(axes) if len(axes) > 1 else ()
 
+    def _losses(self) -> list[float]:
+        with torch.no_grad():
+            return [float(self.evaluate(_UNSEEN + k)) for k in range(2)]
+
     def _changes(self, permutation: Permutation, order: Tensor, signs: Tensor) -> bool:
+        """Whether the loss changes: with running means, and as the model was given."""
+        kept = {
+            axis.tensor: self.tensors[axis.tensor].detach().clone() for axis in permutation.axes
+        } | {name: buffer.clone() for name, buffer in self.buffers.items()}
+
+        def restore() -> None:
+            with torch.no_grad():
+                for name, value in kept.items():
+                    self.tensors[name].copy_(value)
+
+        for as_given in (False, True) if self.tracking else (False,):
+            for module in self.tracking:
+                module.train(self.training[module] if as_given else False)
+            before = self._losses()
+            restore()
+            permutation.apply_(self.tensors, order, signs)
+            try:
+                after = self._losses()
+            finally:
+                restore()
+                self._train_norms(False)
+            if any(abs(a - b) > _ZERO * abs(b) for a, b in zip(after, before, strict=True)):
+                return True
+        return False
+
+    def _with_buffers(
+        self, permutation: Permutation, order: Tensor, signs: Tensor
+    ) -> Permutation | None:
+        """The permutation of what running means are of, and of them; nothing if there is none."""
+        if not self.statistics:
+            return permutation
         kept = {
             axis.tensor: self.tensors[axis.tensor].detach().clone() for axis in permutation.axes
         }
-        before = [float(self.evaluate(_UNSEEN + k).detach()) for k in range(2)]
         permutation.apply_(self.tensors, order, signs)
         try:
-            after = [float(self.evaluate(_UNSEEN + k).detach()) for k in range(2)]
+            after = self._statistics()
         finally:
             with torch.no_grad():
                 for name, value in kept.items():
                     self.tensors[name].copy_(value)
-        return any(abs(a - b) > _ZERO * abs(b) for a, b in zip(after, before, strict=True))
+        maps = dict.fromkeys(axis.indices for axis in permutation.axes)
+        added: list[PermutedAxis] = []
+        for name, value in after.items():
+            before = self.statistics[name]
+            zero = _ZERO * float(before.abs().max())
+            if torch.allclose(value, before, rtol=0, atol=zero):
+                continue
+            choices = [
+                PermutedAxis(name, 0, indices, flips, buffer=True)
+                for indices in maps
+                for flips in (False, True)[: 1 + permutation.signs]
+                if value.dim() == 1 and max(map(max, indices)) < len(value)
+            ]
+            for choice in choices:
+                moved = {name: before.clone()}
+                Permutation("", (choice,), permutation.signs).apply_(moved, order, signs)
+                if torch.allclose(value, moved[name], rtol=0, atol=zero):
+                    added.append(choice)
+                    break
+            else:
+                return None
+        return Permutation(permutation.name, (*permutation.axes, *added), permutation.signs)
+
+    def tried_all(self, name: str, axes: tuple[PermutedAxis, ...]) -> list[Permutation]:
+        """What is found to be a permutation: of units, or of the units of each expert, or of experts."""
+        stacked = {axis.tensor: self.tensors[axis.tensor] for axis in axes}
+        counts = {tensor.size(0) for tensor in stacked.values()}
+        if all(t.dim() == 3 for t in stacked.values()) and len(counts) == 1:
+            (count,) = counts
+            if all(axis.axis > 0 for axis in axes):
+                each = [
+                    self.tried(Permutation(f"{name}.{k}", tuple(_of(axis, k) for axis in axes)))
+                    for k in range(count)
+                ]
+                return [permutation for permutation in each if permutation is not None]
+            if all(axis.axis == 0 for axis in axes):
+                whole = self._with_router(name, axes)
+                return [whole] if whole is not None else []
+        whole = self.tried(Permutation(name, axes))
+        return [whole] if whole is not None else []
+
+    def _with_router(self, name: str, axes: tuple[PermutedAxis, ...]) -> Permutation | None:
+        """The order of experts: a router has a row for each, and perhaps a bias."""
+        names = [other for other, _ in self.named]
+        near = min(names.index(axis.tensor) for axis in axes)
+        routers = [
+            PermutedAxis(other, 0, axes[0].indices)
+            for other, tensor in sorted(self.named, key=lambda pair: abs(names.index(pair[0]) - near))
+            if tensor.size(0) == len(axes[0].indices) and tensor.dim() in (1, 2)
+        ][:_ROUTERS]
+        for chosen in ([], *([r] for r in routers), *([r, q] for r in routers for q in routers)):
+            permutation = self.tried(Permutation(name, (*axes, *chosen)))
+            if permutation is not None:
+                return permutation
+        return None
 
     def tried(self, permutation: Permutation) -> Permutation | None:
         """The permutation, with the signs that it may have; nothing if it changes the loss."""
         generator = torch.Generator().manual_seed(1)
         ones = torch.ones(permutation.units)
         order = torch.randperm(permutation.units, generator=generator)
-        if self._changes(permutation, order.flip(0), ones) or self._changes(
-            permutation, order, ones
-        ):
-            return None
+        plain = permutation
+        for each in (order.flip(0), order):
+            whole = self._with_buffers(plain, each, ones)
+            if whole is None or self._changes(whole, each, ones):
+                return None
+            permutation = whole if len(whole.axes) > len(permutation.axes) else permutation
         # A unit that is read with the other sign is made with it: by one layer, and its bias.
         stay, minus = torch.arange(permutation.units), -ones
-        reader, *makers = permutation.axes
+        reader, *makers = plain.axes
         choices = [makers, *([m] for m in makers)]
         choices += [[m, n] for m in makers for n in makers if m.tensor < n.tensor]
         for flipped in choices:
-            axes = tuple(
-                PermutedAxis(a.tensor, a.axis, a.indices, a is reader or a in flipped)
-                for a in permutation.axes
-            )
-            signed = Permutation(permutation.name, axes, signs=True)
-            if not self._changes(signed, stay, minus):
-                return signed
+            axes = tuple(replace(a, flips=a is reader or a in flipped) for a in plain.axes)
+            signed = self._with_buffers(Permutation(permutation.name, axes, True), stay, minus)
+            if signed is None or self._changes(signed, stay, minus):
+                continue
+            flips = {axis.tensor for axis in signed.axes if axis.buffer}
+            rest = tuple(a for a in permutation.axes if a.buffer and a.tensor not in flips)
+            return Permutation(permutation.name, (*signed.axes, *rest), True)
         return permutation
+
+
+def _of(axis: PermutedAxis, matrix: int) -> PermutedAxis:
+    return replace(axis, axis=axis.axis - 1, of=matrix)
 
 
 def assignment(gain: Tensor) -> Tensor:

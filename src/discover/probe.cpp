@@ -30,6 +30,10 @@ constexpr size_t pair_distance = 3;
 /// pair with every evaluation, and so many at most.
 constexpr double unbalanced = 30;
 constexpr int64_t most_rounds = 12;
+/// A charge that changes by more than this share where the matrix hardly changes is rounding (that of a bias which a
+/// norm takes out again): no size of the matrix makes it tell anything.
+constexpr double most_change = 0.5;
+constexpr double hardly = 1e-5;
 constexpr int64_t most_rounds_of_large = 3;
 
 double epsilon_of(at::ScalarType type) {
@@ -133,28 +137,40 @@ void Probe::balance() {
   const auto all = pairs();
   std::set<std::pair<size_t, size_t>> done;
   struct Charges {
-    double matrix = 0;
-    double bias = 0;
+    at::Tensor matrix;
+    at::Tensor bias;
+    double of_matrix = 0;
+    double of_bias = 0;
     /// Log of the factor between the two; zero if one of them has none.
-    double gap() const { return matrix > 0 && bias > 0 ? std::log(matrix / bias) : 0.0; }
-    double small() const { return std::min(matrix, bias); }
+    double gap() const {
+      return of_matrix > 0 && of_bias > 0 ? std::log(of_matrix / of_bias) : 0.0;
+    }
+    double small() const { return std::min(of_matrix, of_bias); }
+    /// How much the smaller one differs, as a share.
+    double difference(const Charges& other) const {
+      const auto change = of_bias < of_matrix ? other.bias - bias : other.matrix - matrix;
+      return root_mean_square(change) / small();
+    }
   };
   const auto charges = [&]() {
     const auto slopes = gradients(0);
     const at::NoGradGuard no_grad;
     const auto charge = [&](const Slot& slot) {
       const auto& [name, tensor] = parameter(slot.tensor);
-      return root_mean_square(sum_except(tensor.detach() * slopes[name].tensor, slot));
+      return sum_except(tensor.detach() * slopes[name].tensor, slot);
     };
     std::vector<Charges> result;
     for (const auto& pair : all) {
-      result.push_back({charge(slots_[pair.matrix]), charge(slots_[pair.bias])});
+      Charges both{.matrix = charge(slots_[pair.matrix]), .bias = charge(slots_[pair.bias])};
+      both.of_matrix = root_mean_square(both.matrix);
+      both.of_bias = root_mean_square(both.bias);
+      result.push_back(std::move(both));
     }
     return result;
   };
   const auto largest = [](const std::vector<Charges>& of) {
     double result = 0;
-    for (const auto& each : of) result = std::max({result, each.matrix, each.bias});
+    for (const auto& each : of) result = std::max({result, each.of_matrix, each.of_bias});
     return std::max(result, 1e-300);
   };
   const int64_t rounds = is_large() ? most_rounds_of_large : most_rounds;
@@ -171,15 +187,18 @@ void Probe::balance() {
     const size_t matrix = slots_[all[k].matrix].tensor;
     const double was = before[k].gap();
     const double growth = growth_[matrix];
-    growth_[matrix] = growth * std::exp(-was);
-    // The smaller one must count for more, beside all others: a bias that the loss does not depend on (a
-    // key's) and a matrix that is not the bias's own gain nothing.
     bool better = false;
     try {
-      const auto after = charges();
-      const double gain =
-          (after[k].small() / largest(after)) / (before[k].small() / largest(before));
-      better = std::abs(after[k].gap()) < std::abs(was) / 2 && gain > std::exp(std::abs(was) / 4);
+      growth_[matrix] = growth * (1 + hardly);
+      if (before[k].difference(charges()[k]) <= most_change) {
+        growth_[matrix] = growth * std::exp(-was);
+        // The smaller one must count for more, beside all others: a bias that the loss does not depend on (a
+        // key's) and a matrix that is not the bias's own gain nothing.
+        const auto after = charges();
+        const double gain =
+            (after[k].small() / largest(after)) / (before[k].small() / largest(before));
+        better = std::abs(after[k].gap()) < std::abs(was) / 2 && gain > std::exp(std::abs(was) / 4);
+      }
     } catch (const c10::Error&) {
       // Not finite there.
     }

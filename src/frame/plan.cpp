@@ -337,15 +337,14 @@ void add_components(Plan& plan) {
   }
 }
 
-/// Notes how an attention projection is cut into heads.
+/// Notes how an attention projection is cut into heads: a hint for base rules, and the same for every point of an
+/// orbit. Of several cuts the first is kept, but for one that leaves the axis whole.
 void cut_heads_(const Gauge& gauge, const Leg& leg, TensorPlan& tensor) {
   if (leg.head_size == 0) return;
   TORCH_CHECK(tensor.tensor.size(leg.axis) % leg.head_size == 0, "gauge '", gauge.name,
               "': heads of size ", leg.head_size, " do not divide axis ", leg.axis, " of '",
               tensor.name, "', of size ", tensor.tensor.size(leg.axis));
-  TORCH_CHECK(!tensor.cut || (tensor.cut->axis == leg.axis && tensor.cut->size == leg.head_size),
-              "gauge '", gauge.name, "' cuts '", tensor.name,
-              "' into other heads than another gauge does");
+  if (tensor.cut && tensor.cut->size < tensor.tensor.size(tensor.cut->axis)) return;
   tensor.cut = HeadCut{leg.axis, leg.head_size};
 }
 

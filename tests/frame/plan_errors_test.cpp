@@ -200,8 +200,50 @@ TEST_F(PlanErrors, HeadsOfDifferentSizes) {
   auto other = qk_scale(qk);
   for (auto& leg : other.legs) leg.head_size = 3;
   expect_refused({other}, {"'q:qk_scale'", "size 3", "axis 0 of 'q'", "size 4"});
-  for (auto& leg : other.legs) leg.head_size = 4;
-  expect_refused({qk_rotation(qk), other}, {"'q:qk_scale'", "'q'", "other heads"});
+}
+
+TEST_F(PlanErrors, NoneForHeadsThatGaugesCutDifferently) {
+  const auto cut_of = [](const Plan& plan) { return plan.tensors[2].cut; };
+  auto whole = qk_scale(qk);
+  for (auto& leg : whole.legs) leg.head_size = 4;
+  // Heads are a hint: the first that are smaller than the axis.
+  for (const auto& gauges :
+       {std::vector{qk_rotation(qk), whole}, std::vector{whole, qk_rotation(qk)}}) {
+    const auto plan = compiled(gauges);
+    EXPECT_EQ(plan.gauges.size(), 2);
+    ASSERT_EQ(plan.tensors[2].name, "q");
+    ASSERT_TRUE(cut_of(plan));
+    EXPECT_EQ(cut_of(plan)->size, 2);
+  }
+}
+
+/// A vector that all rows of a table have in common goes to the bias behind it.
+class PlanErrorsOfTables : public PlanErrors {
+ protected:
+  Gauge exchange() const {
+    Gauge gauge = norm_shift_exchange(
+        {.gain = params["gain"], .shift = params["shift"], .readers = {{params["k"], params["k_bias"]}}});
+    gauge.legs.front().tensor = "v";
+    gauge.legs.front().axis = 1;
+    return gauge;
+  }
+  static Gauge of_rows(Action action) {
+    return {.name = "rows", .kind = "rows", .action = action, .channels = 4, .legs = {{.tensor = "v"}}};
+  }
+};
+
+TEST_F(PlanErrorsOfTables, RowsThatAreShiftedTogetherAndScaledEach) {
+  EXPECT_NO_THROW(compiled({exchange()}));
+  expect_refused({exchange(), of_rows(Action::scale)},
+                 {"'rows'", "scales rows of 'v'", "shifts together"});
+}
+
+TEST_F(PlanErrorsOfTables, RowsThatTwoGaugesShift) {
+  auto shift = of_rows(Action::shift);
+  shift.channels = 1;
+  shift.legs.front().channel_of = {0, 0, 0, 0};
+  EXPECT_NO_THROW(compiled({shift}));
+  expect_refused({exchange(), shift}, {"'rows'", "both shift all rows of 'v'"});
 }
 
 TEST_F(PlanErrors, VectorsThatAreExchangedInACircle) {

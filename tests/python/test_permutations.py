@@ -84,3 +84,82 @@ def test_nothing_is_permuted_that_the_loss_tells_apart() -> None:
         return (each(x) - x[:, :3]).square().mean()
 
     assert ddc.permutations(model, regression) == ()
+
+
+def cnn(affine: bool) -> nn.Module:
+    """A convolution that is normed, and one that is flattened; running means of data that are not white."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 6, 3),
+        nn.BatchNorm2d(6, affine=affine),
+        nn.Tanh(),
+        nn.Conv2d(6, 5, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(20, 4),
+    ).double()
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            nn.init.normal_(parameter, 1.0 if "weight" in name else 0.3, 0.3)
+    with torch.no_grad():
+        for _ in range(50):
+            model(images())
+    return model
+
+
+def images() -> Tensor:
+    return torch.randn(32, 3, 6, 6, dtype=torch.float64) * 2 + 1
+
+
+def classify(model: nn.Module) -> Tensor:
+    return nn.functional.cross_entropy(model(images()), torch.randint(4, (32,)))
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+def test_running_means_are_permuted_with_their_channels(affine: bool, training: bool) -> None:
+    model = cnn(affine).train(training)
+    group = ddc.discover(model, classify)
+    found = ddc.permutations(model, classify, group)
+    # A norm without a shift hands the sign of a channel on to tanh.
+    assert sorted((each.units, each.signs) for each in found) == [(5, False), (6, True)]
+    torch.manual_seed(9)
+    x = images()
+
+    def outputs(each: nn.Module) -> list[Tensor]:
+        copies = [copy.deepcopy(each).train(mode) for mode in (True, False)]
+        with torch.no_grad():
+            return [of(x).log_softmax(-1) for of in copies]
+
+    moved = found.shuffle_(copy.deepcopy(model), seed=3)
+    aligned = copy.deepcopy(model)
+    group.align_(aligned, to=moved, permutations=found)
+    assert group.distance(model, moved) > 0.1
+    assert group.distance(model, moved, permutations=found) < 1e-10
+    for mine, shuffled, back in zip(*map(outputs, (model, moved, aligned)), strict=True):
+        assert relative(shuffled, mine) < 1e-12
+        assert relative(back, mine) < 1e-12
+    for name, buffer in aligned.named_buffers():
+        assert torch.allclose(buffer.double(), dict(moved.named_buffers())[name].double())
+
+
+def test_experts_have_an_order_and_each_one_of_its_units() -> None:
+    family = next(each for each in families.MORE if each.name == "Mixtral")
+    model = families.build(family)
+    loss = families.in_float64(family.loss)
+    group = ddc.discover(model, loss)
+    found = ddc.permutations(model, loss, group)
+    # Of two layers: heads, experts, and units of every expert.
+    experts = model.config.num_local_experts
+    assert sorted(each.units for each in found) == sorted(
+        [2, 2, experts, experts] + 2 * experts * [6]
+    )
+
+    moved = found.shuffle_(copy.deepcopy(model), seed=3)
+    losses = []
+    for each in (model, moved):
+        torch.manual_seed(1)
+        losses.append(loss(each).item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    assert group.distance(model, moved) > 0.1
+    assert group.distance(model, moved, permutations=found) < 1e-10
