@@ -110,6 +110,13 @@ def test_every_family_is_held(name):
     assert difference(name, OPTIMIZERS["AdamW"], 4, held=True) < 1e-11
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_is_held_under_any_optimizer(name, optimizer):
+    assert difference(name, OPTIMIZERS[optimizer], 12, held=True) < 1e-11
+
+
 # ---- A small network with gauges of every kind of its own ----------------------------------------
 
 
@@ -546,7 +553,9 @@ def test_copies_of_a_held_optimizer_are_held(copied, steps):
     train(model, optimizer, range(steps))
     again, second = copied((model, optimizer))
     assert type(second) is type(optimizer)
-    assert all(a is b for a, b in zip(again.parameters(), second.param_groups[0]["params"]))
+    assert all(
+        a is b for a, b in zip(again.parameters(), second.param_groups[0]["params"], strict=True)
+    )
     assert second.state_dict()["ddc"]["symmetries"] == optimizer.state_dict()["ddc"]["symmetries"]
     third, last = copied((again, second))
     for each, own in ((model, optimizer), (again, second), (third, last)):
