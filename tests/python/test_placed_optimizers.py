@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+from pathlib import Path
 
 import ddc
 import pytest
@@ -11,6 +13,10 @@ import torch
 from families_support import NAMES, apart, group_of, loss_of, model_of
 from torch import nn
 from torch.optim import Optimizer
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import anchors  # noqa: E402
 
 CANONICAL = {"placement": "canonical"}
 
@@ -252,3 +258,27 @@ def test_both_places_are_one_algorithm_in_float32(name, kind):
 @pytest.mark.parametrize("name", NAMES)
 def test_both_places_are_one_algorithm_over_100_steps(name):
     assert differs_between_places(name, 100) < 1e-13
+
+
+@pytest.mark.parametrize("treatment", [{}, {"every": 1}], ids=["default", "every step"])
+@pytest.mark.parametrize("kept_by", [anchors.of_hold, anchors.of_adam])
+def test_what_is_turned_is_kept_once_and_nothing_else_is(kept_by, treatment):
+    name = "Llama"
+    model, found = model_of(name, torch.float32), group_of(name)
+    state = kept_by(model, found, **treatment)
+    turned = {
+        leg.tensor
+        for gauge in found._core.gauges()
+        # The rotation of the stream is placed, and not held unless somebody says so.
+        if gauge.action in ("rotation", "linear")
+        and (treatment or gauge.kind != "residual rotation")
+        # A pass of DDCAdam turns planes by sums that it has gathered.
+        and not (kept_by is anchors.of_adam and gauge.kind == "QK torus")
+        for leg in gauge.legs
+    }
+    tensors = dict(model.named_parameters())
+    kept = {key: next(n for n in tensors if n in key) for key in state}
+    assert sorted(kept.values()) == sorted(turned)
+    for key, tensor in state.items():
+        assert tensor.numel() == tensors[kept[key]].numel()
+        assert tensor.dtype == torch.float32
