@@ -1,5 +1,7 @@
-// Prints the measured figures that README.md quotes: equivariance of the transformer blocks under every
-// base, how far rotations turn the weights, and drift and final loss on the paper's small tasks.
+// Prints the measured figures of docs/results/exactness.md: equivariance of the transformer blocks under
+// every base at both places, how well gradients of heads are conditioned, how far rotations turn the weights,
+// and drift and final loss on the paper's small tasks. `figures equivariance` (conditions, rotations, drift)
+// prints one of them.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -7,6 +9,7 @@
 #include <cmath>
 #include <cstdio>
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,8 +26,11 @@ namespace {
 
 using namespace ddc::testbeds;
 
-/// The figures are of weights in place.
+/// Rotations and drift are of weights in place: at the canonical one they are zero by construction.
 const ddc::Treatment kInPlace{.placement = ddc::Place::in_place};
+/// Moved back in every step.
+const ddc::Treatment kCanonical{
+    .placement = ddc::Place::canonical, .project = ddc::Projection::step, .every = 1};
 
 OptimizerMaker adam(double lr, double weight_decay, const ddc::Treatments& treatments = kInPlace) {
   return ddc_adam({.lr = lr, .weight_decay = weight_decay}, treatments);
@@ -67,17 +73,27 @@ void print_equivariance() {
       gpt_j_block({.gauges = GaugeSet::with_residual_rotation}),
       vit_block({.gauges = GaugeSet::with_residual_rotation})};
   const double lr = 1e-2;
-  const std::vector<std::pair<std::string, OptimizerMaker>> optimizers = {
+  std::vector<std::pair<std::string, OptimizerMaker>> optimizers = {
       {"AdamW", adamw(lr, 0.01)},
       {"Muon", muon({.lr = lr, .method = ddc::PolarMethod::newton_schulz},
-                    {.lr = lr, .weight_decay = 0.01})},
-      {"DDCAdam", adam(lr, 0.01)},
-      {"DDCMuon, exact", ddc_muon({.lr = lr}, {.lr = lr}, kInPlace)},
-      {"DDCMuon, fast",
-       ddc_muon({.lr = lr, .method = ddc::PolarMethod::fast}, {.lr = lr}, kInPlace)},
-      {"DDCSgd", lifted<ddc::SgdRule>({.lr = lr, .momentum = 0.9}, kInPlace)},
-      {"DDCShampoo", lifted<ddc::ShampooRule>({.lr = lr}, kInPlace)},
-      {"DDCSoap", lifted<ddc::SoapRule>({.lr = lr}, kInPlace)}};
+                    {.lr = lr, .weight_decay = 0.01})}};
+  for (const auto& [place, treatment] :
+       {std::pair{"canonical", kCanonical}, std::pair{"in place", kInPlace}}) {
+    const auto add = [&, where = std::string(place)](const std::string& name,
+                                                     const OptimizerMaker& make) {
+      optimizers.emplace_back(name + ", " + where, make);
+    };
+    auto cut = treatment;
+    cut.heads = ddc::Heads::cut;
+    add("DDCAdam", adam(lr, 0.01, treatment));
+    add("DDCMuon, exact", ddc_muon({.lr = lr}, {.lr = lr}, treatment));
+    add("DDCMuon, exact, all heads cut", ddc_muon({.lr = lr}, {.lr = lr}, cut));
+    add("DDCMuon, fast",
+        ddc_muon({.lr = lr, .method = ddc::PolarMethod::fast}, {.lr = lr}, treatment));
+    add("DDCSgd", lifted<ddc::SgdRule>({.lr = lr, .momentum = 0.9}, treatment));
+    add("DDCShampoo", lifted<ddc::ShampooRule>({.lr = lr}, treatment));
+    add("DDCSoap", lifted<ddc::SoapRule>({.lr = lr}, treatment));
+  }
   std::printf("| |");
   for (const auto& bed : beds) {
     const auto params = bed.init(1, at::kDouble);
@@ -97,6 +113,41 @@ void print_equivariance() {
       std::fflush(stdout);
     }
     std::printf("\n");
+  }
+}
+
+/// What is left of the smallest singular value that is not zero, relative to the largest.
+double condition(const at::Tensor& matrices) {
+  const auto values = std::get<1>(at::linalg_svd(matrices, /*full_matrices=*/false));
+  const auto relative = values / values.amax(-1, /*keepdim=*/true);
+  return at::where(relative > 1e-11, relative, 1.0).min().item<double>();
+}
+
+void print_conditions() {
+  std::printf(
+      "\nSmallest singular value of the first gradient of values and outputs that is not zero (by\n"
+      "1e-11), relative to the largest: of whole matrices, and of heads; smallest of both kinds\n\n"
+      "| | whole | heads |\n| --- | --- | --- |\n");
+  const auto gauges = GaugeSet::full;
+  for (const auto& bed : {layer_norm_block({.relu_part = false, .gauges = gauges}),
+                          rms_norm_block({.gauges = gauges}), gpt_j_block({.gauges = gauges}),
+                          vit_block({.gauges = gauges})}) {
+    const auto params = bed.init(1, at::kDouble);
+    backward(bed, params, bed.batch(1, at::kDouble));
+    double whole = 1;
+    double heads = 1;
+    for (const auto& gauge : bed.gauges(params)) {
+      if (gauge.kind != "VO linear") continue;
+      for (const auto& leg : gauge.legs) {
+        const auto& gradient = params[leg.tensor].tensor.grad();
+        if (gradient.dim() < 2) continue;
+        whole = std::min(whole, condition(gradient));
+        for (const auto& head : gradient.split(gauge.block, leg.axis)) {
+          heads = std::min(heads, condition(head));
+        }
+      }
+    }
+    std::printf("| %s | %.0e | %.0e |\n", bed.name.c_str(), whole, heads);
   }
 }
 
@@ -172,10 +223,15 @@ void print_drift() {
 
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
+  const std::set<std::string> wanted(arguments + 1, arguments + count);
+  const auto is_wanted = [&](const char* table) {
+    return wanted.empty() || wanted.count(table) > 0;
+  };
   std::printf("%d threads\n\n", at::get_num_threads());
-  print_equivariance();
-  print_rotations();
-  print_drift();
+  if (is_wanted("equivariance")) print_equivariance();
+  if (is_wanted("conditions")) print_conditions();
+  if (is_wanted("rotations")) print_rotations();
+  if (is_wanted("drift")) print_drift();
   return 0;
 }

@@ -12,6 +12,7 @@ what rounding errors grow to: Adam divides small gradients by their own size.
 
     python examples/python/fine_tune.py                      # all six layers, float64
     python examples/python/fine_tune.py --dtype float32
+    python examples/python/fine_tune.py --steps 0            # only what placing the weights does
 """
 
 from __future__ import annotations
@@ -119,6 +120,39 @@ def gap(first: list[float], second: list[float]) -> float:
     return max(abs(a - b) / max(abs(a), abs(b)) for a, b in zip(first, second, strict=True))
 
 
+@torch.no_grad()
+def placing(model: nn.Module, group: ddc.SymmetryGroup, batches: list[Batch]) -> dict[str, float]:
+    """What moving a model to its canonical place does.
+
+    The largest change of a log-probability, relative to the largest; the change of weights when it is
+    moved there once more; and their difference between it and a copy that was moved along its orbit before.
+    """
+
+    def predictions(of: nn.Module) -> Tensor:
+        # Logits themselves may move by a constant, to which the loss is blind.
+        return torch.cat([of(**batch).logits.double().log_softmax(-1) for batch in batches])
+
+    def weights(of: nn.Module) -> Tensor:
+        return torch.cat([parameter.flatten().double() for parameter in of.parameters()])
+
+    def relative(first: Tensor, second: Tensor) -> float:
+        return float((first - second).norm() / second.norm())
+
+    placed = deepcopy(model)
+    group.canonicalize_(placed)
+    before, after = predictions(model), predictions(placed)
+    again = deepcopy(placed)
+    group.canonicalize_(again)
+    related = group.random_element(seed=1, size=0.3).apply_(deepcopy(model))
+    group.canonicalize_(related)
+    return {
+        "outputs": float((after - before).abs().max() / before.abs().max()),
+        "weights": relative(weights(placed), weights(model)),
+        "twice": relative(weights(again), weights(placed)),
+        "related copies": relative(weights(related), weights(placed)),
+    }
+
+
 def chart(curves: dict[str, tuple[list[float], list[float]]], path: Path) -> bool:
     """Write losses and their differences as one self-contained file, if plotly is installed."""
     if importlib.util.find_spec("plotly") is None:
@@ -171,6 +205,14 @@ def main() -> None:
         if options.group is not None:
             group.save(options.group)
     print(f"{group}\nafter {time.perf_counter() - start:.0f} s\n")
+
+    for dtype in (torch.float64, torch.float32):
+        changes = placing(deepcopy(model).to(dtype), group, held_out)
+        numbers = ", ".join(f"{name} {change:.1e}" for name, change in changes.items())
+        print(f"placed canonically in {str(dtype).removeprefix('torch.')}: {numbers}", flush=True)
+    print()
+    if options.steps == 0:
+        return
 
     optimizers: dict[str, MakeOptimizer] = {
         "AdamW": lambda m: torch.optim.AdamW(m.parameters(), lr=options.lr),

@@ -33,7 +33,7 @@ from ddc._C import (
     Verdict,
 )
 from ddc.audit import Audit, audit
-from ddc.compare import Difference, GaugeDifference, TensorDifference
+from ddc.compare import Difference, FunctionDifference, GaugeDifference, TensorDifference
 from ddc.discovery import discover
 from ddc.optim import Lifted, lifted
 from ddc.optimizers import DDCAdam, DDCMuon, DDCSgd, DDCShampoo, DDCSoap, Muon
@@ -55,6 +55,7 @@ __all__ = [
     "Element",
     "Engagement",
     "Finding",
+    "FunctionDifference",
     "Gauge",
     "GaugeDifference",
     "GaugeReport",

@@ -9,15 +9,17 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import ddc
-from ddc import bench
-from ddc._model import plain_name
+from ddc import _checkpoint, bench
+from ddc._model import parameters_of
+from ddc.compare import function_difference
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,15 +59,34 @@ def _parser() -> argparse.ArgumentParser:
         "diff",
         help="say how far two checkpoints are apart: in weights, along orbits, and modulo symmetry",
         description="Say how far two checkpoints are apart: per tensor in weights and modulo symmetry, per "
-        "gauge along its orbit (root mean squares of log-scales, angles and shifts).",
+        "gauge along its orbit (root mean squares of log-scales, angles and shifts), and, with a model to "
+        "evaluate them in, as functions. Names may differ by one prefix: wte.weight, model.wte.weight.",
     )
-    diff.add_argument("first", metavar="A.safetensors", help="a checkpoint")
-    diff.add_argument("second", metavar="B.safetensors", help="another")
+    diff.add_argument(
+        "first",
+        metavar="A",
+        help="a checkpoint: a file of safetensors, an index (model.safetensors.index.json), or their folder",
+    )
+    diff.add_argument("second", metavar="B", help="another")
     diff.add_argument(
         "--symmetries",
         required=True,
         metavar="FILE",
         help="the symmetries of the model, as SymmetryGroup.save writes them",
+    )
+    diff.add_argument(
+        "--permutations",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="bring units and heads of the first into the order of the second, by the permutations in this "
+        "file (Permutations.save); without a file they are searched for, which takes --model",
+    )
+    diff.add_argument(
+        "--model",
+        metavar="MODULE:FACTORY",
+        help="a function without arguments that returns (model, loss): both checkpoints are evaluated in "
+        "this model, and losses and outputs compared",
     )
     diff.add_argument("--json", action="store_true", help="print JSON instead of tables")
     measured = commands.add_parser(
@@ -148,27 +169,31 @@ def _audit(options: argparse.Namespace) -> None:
         audit.group.save(options.out)
 
 
-def _tensors(path: str) -> dict[str, Tensor]:
-    """Tensors of a checkpoint by name."""
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError:
-        raise ValueError(
-            "checkpoints are read by the package safetensors, which is not installed"
-        ) from None
-    if not Path(path).is_file():
-        raise ValueError(f"there is no file '{path}'")
-    try:
-        return {plain_name(name): tensor for name, tensor in load_file(path).items()}
-    except SafetensorError as error:
-        raise ValueError(f"'{path}' is no file of safetensors: {error}") from None
-
-
 def _diff(options: argparse.Namespace) -> None:
     group = ddc.SymmetryGroup.load(options.symmetries)
-    first, second = _tensors(options.first), _tensors(options.second)
-    difference = group.difference(first, second)
+    read = [_checkpoint.read(path) for path in (options.first, options.second)]
+    shapes = group._core.parameters
+    first, second = (_checkpoint.named_as(shapes, each) for each in read)
+    made = None if options.model is None else _make(options.model)
+    permutations = None
+    if options.permutations == "":
+        if made is None:
+            raise ValueError(
+                "--permutations without a file searches for them in a model: name it by --model"
+            )
+        permutations = ddc.permutations(*made, group)
+    elif options.permutations is not None:
+        if not Path(options.permutations).is_file():
+            raise ValueError(f"there is no file '{options.permutations}'")
+        permutations = ddc.Permutations.load(options.permutations)
+    if permutations is not None:
+        permutations.check(shapes)
+    difference = group.difference(first, second, permutations)
+    if made is not None:
+        own = [(name, tensor.shape) for name, tensor in parameters_of(made[0])]
+        one, two = (_checkpoint.named_as(own, each) for each in read)
+        function = function_difference(group, *made, one, two)
+        difference = replace(difference, function=function)
     print(difference.to_json() if options.json else difference)
 
 

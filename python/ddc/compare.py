@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ddc import _C
-from ddc._model import buffers_of, parameters_of
+from ddc._model import buffers_of, parameters_of, unwrap
 
 if TYPE_CHECKING:
     from ddc.permutations import Permutations, Step
@@ -74,6 +74,42 @@ class GaugeDifference:
 
 
 @dataclass(frozen=True)
+class FunctionDifference:
+    """How far two models are apart as functions, on batches.
+
+    Attributes
+    ----------
+    batches : int
+    first_loss, second_loss : float
+        Means over the batches.
+    outputs : float or None
+        The root mean square of the difference of outputs, relative to that of the second model's. None where
+        the loss shows no outputs of the model, or is blind to a shift of them.
+    divergence : float or None
+        The mean Kullback-Leibler divergence of the second model's predictions from the first's, in nats,
+        where outputs are logits: the loss is blind to a shift of them (a cross-entropy).
+    """
+
+    batches: int
+    first_loss: float
+    second_loss: float
+    outputs: float | None = None
+    divergence: float | None = None
+
+    def __str__(self) -> str:
+        rows = [
+            ("as functions, batches", str(self.batches)),
+            ("loss of the first", f"{self.first_loss:.6g}"),
+            ("loss of the second", f"{self.second_loss:.6g}"),
+        ]
+        if self.outputs is not None:
+            rows.append(("difference of outputs", f"{self.outputs:.2e}"))
+        if self.divergence is not None:
+            rows.append(("divergence of predictions", f"{self.divergence:.2e}"))
+        return _table(rows, 1)
+
+
+@dataclass(frozen=True)
 class Difference:
     """Differences of two models, in weights, along orbits and modulo symmetry.
 
@@ -83,12 +119,15 @@ class Difference:
         Differences over all tensors together.
     tensors : list of TensorDifference
     gauges : list of GaugeDifference
+    function : FunctionDifference or None
+        Where a model to evaluate them in was given.
     """
 
     weights: float
     modulo: float
     tensors: list[TensorDifference]
     gauges: list[GaugeDifference]
+    function: FunctionDifference | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
@@ -101,7 +140,10 @@ class Difference:
         for g in self.gauges:
             numbers = _number(g.log_scale), _number(g.angle), _number(g.shift)
             orbits.append((g.name, g.kind, g.group, *numbers))
-        return f"{_table(rows, 1)}\n\n{_table(orbits, 3)}"
+        parts = [_table(rows, 1), _table(orbits, 3)]
+        if self.function is not None:
+            parts.append(str(self.function))
+        return "\n\n".join(parts)
 
 
 def difference(
@@ -133,6 +175,106 @@ def distance(
     _order_(group, first, second, permutations)
     placed = _place_together(group, first, second)
     return _total(placed.first, placed.second)
+
+
+def function_difference(
+    group: SymmetryGroup,
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    batches: int = 8,
+) -> FunctionDifference:
+    """How far two checkpoints are apart as functions.
+
+    Parameters
+    ----------
+    group : SymmetryGroup
+        Of the model; tells whether its outputs are logits.
+    model : Module
+        Takes the weights of both, one after the other, and keeps those of the second.
+    loss : callable
+        Of the model, on a batch that it draws from the generators of torch, numpy or random.
+    a, b : dict of tensors by name
+    batches : int
+    """
+    first = _evaluate(model, loss, a, "the first checkpoint", batches)
+    second = _evaluate(model, loss, b, "the second checkpoint", batches)
+    outputs = divergence = None
+    if first.outputs and second.outputs:
+        pairs = list(zip(first.outputs, second.outputs, strict=True))
+        if any(gauge.kind.startswith("CE") for gauge in group.gauges):
+            divergence = math.fsum(_divergence(p, q) for p, q in pairs) / batches
+        else:
+            apart = math.fsum(float((p - q).square().sum()) for p, q in pairs)
+            size = math.fsum(float(q.square().sum()) for _, q in pairs)
+            outputs = math.sqrt(apart / max(size, torch.finfo().tiny))
+    return FunctionDifference(
+        batches,
+        math.fsum(first.losses) / batches,
+        math.fsum(second.losses) / batches,
+        outputs,
+        divergence,
+    )
+
+
+@dataclass
+class _Evaluated:
+    losses: list[float]
+    outputs: list[Tensor]
+
+
+def _evaluate(
+    model: nn.Module,
+    loss: Callable[[nn.Module], Tensor],
+    tensors: Mapping[str, Tensor],
+    which: str,
+    batches: int,
+) -> _Evaluated:
+    from ddc.discovery import _output_tensor, _seed_generators
+
+    _load(model, tensors, which)
+    seen: list[Tensor] = []
+
+    def look(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        tensor = _output_tensor(output)
+        if tensor is not None:
+            seen.append(tensor.detach().double())
+
+    result = _Evaluated([], [])
+    with model.register_forward_hook(look):
+        for batch in range(batches):
+            seen.clear()
+            _seed_generators(batch)
+            result.losses.append(float(loss(model).detach()))
+            if len(seen) == 1:
+                result.outputs.append(seen[0])
+    if len(result.outputs) != batches:
+        result.outputs = []
+    return result
+
+
+def _load(model: nn.Module, tensors: Mapping[str, Tensor], which: str) -> None:
+    """Parameters, and those buffers that a checkpoint has."""
+    parameters = parameters_of(model)
+    buffers = [(name, b) for name, b in unwrap(model).named_buffers() if name in tensors]
+    for name, _ in parameters:
+        if name not in tensors:
+            raise ValueError(f"{which} has no tensor '{name}', which is a parameter of the model")
+    for name, own in (*parameters, *buffers):
+        if tensors[name].shape != own.shape:
+            raise ValueError(
+                f"'{name}' of {which} has shape {list(tensors[name].shape)}, in the model "
+                f"{list(own.shape)}"
+            )
+    with torch.no_grad():
+        for name, own in (*parameters, *buffers):
+            own.copy_(tensors[name])
+
+
+def _divergence(p: Tensor, q: Tensor) -> float:
+    first, second = p.log_softmax(-1), q.log_softmax(-1)
+    return float((first.exp() * (first - second)).sum(-1).mean())
 
 
 def align_(

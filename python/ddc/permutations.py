@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
+import os
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +26,7 @@ _ZERO = 1e-9
 _UNSEEN = 1 << 16
 # What may be a router is tried so often, nearest first.
 _ROUTERS = 4
+_FORMAT = "ddc-permutations-1"
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,57 @@ class Permutations(tuple[Permutation, ...]):
             each.apply_(tensors, order, signs)
         return model
 
+    def to_json(self) -> str:
+        return json.dumps({"format": _FORMAT, "permutations": [asdict(each) for each in self]})
+
+    @staticmethod
+    def from_json(text: str) -> Permutations:
+        try:
+            read = json.loads(text)
+            if read["format"] != _FORMAT:
+                raise ValueError
+            return Permutations(_permutation_of(entry) for entry in read["permutations"])
+        except (ValueError, TypeError, KeyError):
+            raise ValueError("it has no permutations, as Permutations.save writes them") from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write them as JSON. The file is written as a whole or not at all."""
+        folder, name = os.path.split(os.fspath(path))
+        with tempfile.NamedTemporaryFile(
+            "w", dir=folder or ".", prefix=name, suffix=".part", delete=False
+        ) as file:
+            try:
+                file.write(self.to_json())
+                file.close()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Permutations:
+        with open(path) as file:
+            text = file.read()
+        try:
+            return Permutations.from_json(text)
+        except ValueError as error:
+            raise ValueError(f"'{os.fspath(path)}': {error}") from None
+
+    def check(self, parameters: Iterable[tuple[str, Sequence[int]]]) -> None:
+        """Raise unless there are tensors with these names and axes as long as these units need."""
+        shapes = dict(parameters)
+        for each in self:
+            for axis in each.axes:
+                shape = shapes.get(axis.tensor)
+                if shape is None:
+                    raise ValueError(f"'{each.name}' permutes '{axis.tensor}', which is not there")
+                last = max(max(unit) for unit in axis.indices)
+                if axis.axis >= len(shape) or last >= shape[axis.axis]:
+                    raise ValueError(
+                        f"'{each.name}' permutes axis {axis.axis} of '{axis.tensor}' up to index "
+                        f"{last}, which has shape {list(shape)}"
+                    )
+
     def match_(self, first: Named, second: Named) -> list[Step]:
         """Bring the units of the first model into the order of the second, as far as entries tell.
 
@@ -178,6 +233,24 @@ class Permutations(tuple[Permutation, ...]):
             if then > now + 1e-12 * (overlap.abs() + flipped.abs()).diagonal().sum():
                 steps.append(Step(each, order, signs).apply_(mine))
         return steps
+
+
+def _permutation_of(entry: Mapping[str, Any]) -> Permutation:
+    """A permutation from JSON; raises a ValueError, TypeError or KeyError if it is none."""
+    axes = []
+    for axis in entry["axes"]:
+        indices = tuple(tuple(int(i) for i in unit) for unit in axis["indices"])
+        if len({len(unit) for unit in indices}) != 1 or not indices[0]:
+            raise ValueError
+        flat = [i for unit in indices for i in unit]
+        if len(set(flat)) != len(flat) or min(flat) < 0 or axis["axis"] < 0:
+            raise ValueError
+        axes.append(
+            PermutedAxis(str(axis["tensor"]), int(axis["axis"]), indices, axis["flips"] is True)
+        )
+    if not axes or len({len(axis.indices) for axis in axes}) != 1:
+        raise ValueError
+    return Permutation(str(entry["name"]), tuple(axes), entry["signs"] is True)
 
 
 def permutations(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +30,8 @@ Named = list[tuple[str, Tensor]]
 class Hold:
     """Weights held at their canonical place while any optimizer steps them. Made by :func:`hold`.
 
-    It is registered at the optimizer by hooks, and lives as long as that does. A copy of the optimizer has
-    none of its hooks (torch leaves them out): copy or pickle the `Hold`, together with the model, which
-    brings its ``optimizer``.
+    It is registered at the optimizer by hooks, and lives as long as that does. Copies and pickles of the
+    optimizer bring a `Hold` of their own, and those of a `Hold` its optimizer; copy the model with them.
 
     Attributes
     ----------
@@ -115,6 +115,7 @@ class Hold:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        del self.optimizer.__dict__["__reduce_ex__"]
 
     def __repr__(self) -> str:
         held = "" if self._handles else ", removed"
@@ -131,6 +132,8 @@ class Hold:
             optimizer.register_load_state_dict_pre_hook(self._before_load),
             optimizer.register_load_state_dict_post_hook(self._after_load),
         ]
+        # torch leaves hooks out of copies and pickles, which look for this at the object.
+        optimizer.__dict__["__reduce_ex__"] = self._reduce_optimizer
 
     def _before_step(self, *_: Any) -> None:
         if self._placement.is_original:
@@ -287,6 +290,13 @@ class Hold:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.optimizer = state["optimizer"]
+        self._copied: dict[str, Any] | None = state
+        if "__setstate__" not in self.optimizer.__dict__:
+            self._complete()  # Else it comes first, is not made up yet, and sees to it.
+
+    def _complete(self) -> None:
+        state, self._copied = self._copied, None
+        assert state is not None
         self.symmetries = state["symmetries"]
         self._names = state["names"]
         self._treatment = state["treatment"]
@@ -303,6 +313,39 @@ class Hold:
         self._handles = []
         if state["held"]:
             self._register()
+
+    def _reduce_optimizer(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """What a copy or a pickle of the held optimizer is made of: what it would be, and the hold."""
+        optimizer = self.optimizer
+        plain = type(optimizer).__reduce_ex__(optimizer, protocol)
+        if isinstance(plain, str) or any(part is not None for part in plain[3:]):
+            raise TypeError(f"hold: {type(optimizer).__name__} is copied in a way of its own")
+        state = plain[2] if len(plain) > 2 else None
+        if isinstance(state, dict):
+            state = {key: value for key, value in state.items() if key != "__reduce_ex__"}
+        return _empty_optimizer, plain[:2], {"optimizer": state, "hold": self}
+
+
+def _empty_optimizer(make: Callable[..., Optimizer], arguments: tuple[Any, ...]) -> Optimizer:
+    """The copy of a held optimizer before it has a state."""
+    optimizer = make(*arguments)
+    optimizer.__dict__["__setstate__"] = functools.partial(_fill_optimizer, optimizer)
+    return optimizer
+
+
+def _fill_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    hold = state["hold"]
+    other = hold.__dict__.get("optimizer")
+    if other is not None and other is not optimizer:
+        raise TypeError(
+            "hold: a shallow copy (copy.copy) of a held optimizer would step the same weights and "
+            "not move them back; use copy.deepcopy, with the model"
+        )
+    del optimizer.__dict__["__setstate__"]
+    if state["optimizer"] is not None:
+        optimizer.__setstate__(state["optimizer"])
+    if other is not None:
+        hold._complete()  # Else it comes first, and does so when it has its state.
 
 
 class _Away:

@@ -18,6 +18,7 @@
 #include "ddc/measure/engagement.h"
 #include "discover/gate_point.h"
 #include "discover/reasons.h"
+#include "frame/frame.h"
 #include "frame/plan.h"
 #include "gauge/leg_maps.h"
 #include "labels.h"
@@ -98,7 +99,7 @@ void check_loss(const Parameters& params, const Evaluate& evaluate) {
               "(model.eval() switches it off.)");
 }
 
-using Report = std::function<void(const char* stage, size_t done, size_t all)>;
+using Progress = std::function<void(const char* stage, size_t done, size_t all)>;
 
 /// With more gauges than this, those of one kind are tried together; of a large model with more than few.
 constexpr size_t many = 60;
@@ -133,7 +134,7 @@ int64_t classes_of(const Evaluate& evaluate) {
 /// Decides what belongs to the group. Works at the generic point.
 class Judge {
  public:
-  Judge(const Parameters& params, GatePoint& point, int64_t classes, bool large, Report report,
+  Judge(const Parameters& params, GatePoint& point, int64_t classes, bool large, Progress report,
         SymmetryGroup& group)
       : large_(large),
         params_(params),
@@ -341,7 +342,7 @@ class Judge {
   bool large_;
   const Parameters& params_;
   GatePoint& point_;
-  Report report_;
+  Progress report_;
   SymmetryGroup& group_;
   int64_t classes_;
   size_t tried_ = 0;
@@ -362,7 +363,7 @@ struct Candidates {
 };
 
 Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& stacks,
-                         const DiscoverOptions& options, int64_t classes, const Report& report) {
+                         const DiscoverOptions& options, int64_t classes, const Progress& report) {
   report("charges", 0, 0);
   probe.balance();
   Search search(probe, params, stacks, options.hints);
@@ -399,7 +400,7 @@ Candidates candidates_of(Probe& probe, const Parameters& params, const Stacks& s
 /// Decides which of the candidates are gauges, where the probe has moved the parameters to. False if that was
 /// interrupted.
 bool decide(const Probe& probe, const Candidates& candidates, const DiscoverOptions& options,
-            int64_t classes, const Report& report, SymmetryGroup& group) {
+            int64_t classes, const Progress& report, SymmetryGroup& group) {
   const auto& params = probe.params();
   probe.move_to(0);
   report("gate", 0, 0);
@@ -442,7 +443,7 @@ bool decide(const Probe& probe, const Candidates& candidates, const DiscoverOpti
 /// Finds gauges and decides which of them are. The parameters are moved meanwhile. False if that was
 /// interrupted.
 bool find(const Parameters& params, const Evaluate& evaluate, const DiscoverOptions& options,
-          const Report& report, SymmetryGroup& group) {
+          const Progress& report, SymmetryGroup& group) {
   const Stacks stacks(params);
   const int64_t classes = classes_of(evaluate);
   // All parameters are at a generic point, for the gate as well.
@@ -479,6 +480,56 @@ void leave_out_dead_gains(const Parameters& params, SymmetryGroup& group) {
     }
     return false;
   });
+}
+
+/// Whether gauges can be bound where the parameters are.
+bool can_bind(const Parameters& params, const std::vector<Gauge>& gauges, std::string& why) {
+  std::vector<GroupedParameter> table;
+  for (const auto& parameter : params) table.push_back({parameter, 0});
+  try {
+    Frame(table, gauges);
+    return true;
+  } catch (const c10::ValueError& error) {
+    why = error.what_without_backtrace();
+    return false;
+  }
+}
+
+/// A linear group that is larger than what its weights span (a head wider than the stream that it reads) does not
+/// act freely, and some chains of linear groups have no place in common. They are symmetries, but no optimizer
+/// can hold them, nor can two models be compared along them.
+void leave_out_unbindable(const Parameters& params, SymmetryGroup& group) {
+  const auto is_linear = [](const Finding& found) { return found.gauge.action == Action::linear; };
+  std::string why;
+  if (std::none_of(group.findings.begin(), group.findings.end(), is_linear) ||
+      can_bind(params, group.gauges(), why)) {
+    return;
+  }
+  std::vector<Gauge> kept;
+  for (const auto& found : group.findings) {
+    if (!is_linear(found)) kept.push_back(found.gauge);
+  }
+  int64_t count = 0;
+  int64_t dimension = 0;
+  std::erase_if(group.findings, [&](const Finding& found) {
+    if (!is_linear(found)) return false;
+    if (can_bind(params, {found.gauge}, why)) {
+      kept.push_back(found.gauge);
+      if (can_bind(params, kept, why)) return false;
+      kept.pop_back();
+    }
+    ++count;
+    dimension += found.dimension;
+    group.refusals.push_back(
+        refusal(found.gauge, found.residual, "a symmetry, but left out: " + why));
+    return true;
+  });
+  if (count == 0) return;
+  std::ostringstream note;
+  note << count << " linear gauges of dimension " << dimension
+       << " are symmetries that cannot be held at these weights, and are left out (completeness "
+          "counts them)";
+  group.notes.push_back(note.str());
 }
 
 /// The gauge without some of its channels.
@@ -529,9 +580,9 @@ namespace {
 /// What discovery and widening have in common; `find` adds to the group, and says whether it finished.
 SymmetryGroup group_of(const Parameters& params, const Evaluate& evaluate,
                        const DiscoverOptions& options,
-                       const std::function<bool(const Parameters& moving, const Report& report,
+                       const std::function<bool(const Parameters& moving, const Progress& report,
                                                 SymmetryGroup& group)>& find) {
-  const Report report = [&](const char* stage, size_t done, size_t all) {
+  const Progress report = [&](const char* stage, size_t done, size_t all) {
     if (options.progress) options.progress(stage, done, all);
   };
   SymmetryGroup group;
@@ -541,6 +592,7 @@ SymmetryGroup group_of(const Parameters& params, const Evaluate& evaluate,
   const bool finished = find(moving, report, group);
   leave_out_dead_gains(moving, group);
   leave_out_dead_channels(moving, group);
+  leave_out_unbindable(moving, group);
   if (finished && options.engagement_steps > 0 && !group.findings.empty()) {
     report("engagement", 0, 0);
     const auto moved =
@@ -555,7 +607,7 @@ SymmetryGroup group_of(const Parameters& params, const Evaluate& evaluate,
 SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
                        const DiscoverOptions& options) {
   return group_of(params, evaluate, options,
-                  [&](const Parameters& moving, const Report& report, SymmetryGroup& group) {
+                  [&](const Parameters& moving, const Progress& report, SymmetryGroup& group) {
                     return find(moving, evaluate, options, report, group);
                   });
 }
@@ -563,7 +615,7 @@ SymmetryGroup discover(const Parameters& params, const Evaluate& evaluate,
 SymmetryGroup widen(const SymmetryGroup& narrow, const Parameters& params, const Evaluate& evaluate,
                     const DiscoverOptions& options) {
   return group_of(params, evaluate, options,
-                  [&](const Parameters& moving, const Report& report, SymmetryGroup& group) {
+                  [&](const Parameters& moving, const Progress& report, SymmetryGroup& group) {
                     Candidates candidates;
                     candidates.choices = widened(narrow, moving, group.notes);
                     const Probe probe(moving, evaluate, options.seed + 1);

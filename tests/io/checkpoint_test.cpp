@@ -9,6 +9,7 @@
 #include <torch/serialize.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -17,6 +18,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -300,6 +302,99 @@ TEST_F(Checkpoint, GivesAModelToThoseWhoHaveNoOptimizer) {
   EXPECT_EQ(bytes_of(loaded.params["layers.0.weight"].tensor),
             bytes_of(saved.params["layers.0.weight"].tensor));
   EXPECT_EQ(loaded.optimizer->state_dict().description, state.description);
+}
+
+/// Parameters that a placement holds behind an optimizer of LibTorch.
+struct HeldTraining {
+  Testbed bed = testbeds::rms_norm_block();
+  Parameters params;
+  Placement placement;
+  torch::optim::AdamW optimizer;
+
+  explicit HeldTraining(uint64_t seed, const Treatment& treatment = {.every = 3})
+      : params(bed.init(seed, at::kFloat)),
+        placement(params, bed.gauges(params), treatment),
+        optimizer(params.tensors(), torch::optim::AdamWOptions(1e-2)) {}
+
+  void train(int64_t first_step, int64_t steps) {
+    for (int64_t step = first_step; step < first_step + steps; ++step) {
+      backward(bed, params, bed.batch(static_cast<uint64_t>(step), at::kFloat));
+      optimizer.step();
+      placement.restore_();
+    }
+  }
+};
+
+TEST_F(Checkpoint, GoesOnBehindAnOptimizerOfLibTorchFromEitherPlace) {
+  for (const bool original : {false, true}) {
+    HeldTraining run(1);
+    run.train(0, 5);
+    if (original) run.placement.to_original_();
+    save_checkpoint(path_, run.params, run.placement, {.notes = {{"step", "5"}}});
+    torch::save(run.optimizer, directory_ / "adamw.pt");
+    const auto saved = run.params.clone();
+    if (original) run.placement.to_canonical_();
+    run.train(5, 5);
+
+    HeldTraining resumed(2);
+    const auto notes = load_checkpoint(path_, resumed.params, resumed.placement);
+    torch::load(resumed.optimizer, directory_ / "adamw.pt");
+    EXPECT_EQ(notes.at("step"), "5");
+    EXPECT_EQ(resumed.placement.is_original(), original);
+    for (const auto& [name, tensor] : saved) {
+      EXPECT_EQ(bytes_of(resumed.params[name].tensor), bytes_of(tensor)) << name;
+    }
+    if (original) resumed.placement.to_canonical_();
+    resumed.train(5, 5);
+    for (const auto& [name, tensor] : run.params) {
+      const auto& again = resumed.params[name].tensor;
+      if (!original) {
+        EXPECT_EQ(bytes_of(again), bytes_of(tensor)) << name;
+      }
+      EXPECT_TRUE(at::allclose(again, tensor, 1e-3, 1e-4)) << name;
+    }
+  }
+}
+
+TEST_F(Checkpoint, IsRefusedByAPlacementThatItDoesNotFit) {
+  HeldTraining run(1);
+  run.train(0, 2);
+  save_checkpoint(path_, run.params, run.placement);
+  const auto refused = [&](HeldTraining& other, const std::vector<std::string>& words) {
+    const auto before = other.params.clone();
+    expect_error([&] { load_checkpoint(path_, other.params, other.placement); }, words);
+    for (const auto& [name, tensor] : before) {
+      EXPECT_EQ(bytes_of(other.params[name].tensor), bytes_of(tensor)) << name;
+    }
+  };
+  HeldTraining treated_otherwise(2, {.every = 4});
+  refused(treated_otherwise, {path_.string(), "another treatment"});
+  HeldTraining other(2);
+  auto file = io::read_safetensors(path_);
+  const auto element = std::find_if(file.tensors.begin(), file.tensors.end(), [](const auto& each) {
+    return each.first.starts_with("placement/") && each.first.ends_with(".element");
+  });
+  ASSERT_NE(element, file.tensors.end());
+  const auto name = element->first;
+  const auto whole = element->second;
+  const auto changed = [&](const at::Tensor& value) {
+    element->second = value;
+    io::write_safetensors(path_, file);
+  };
+  changed(at::cat({whole.flatten(), whole.flatten()}));
+  refused(other, {name, "shape"});
+  changed(whole * std::numeric_limits<double>::quiet_NaN());
+  refused(other, {name, "not finite"});
+  file.tensors.erase(element);
+  io::write_safetensors(path_, file);
+  refused(other, {"no tensor", name});
+  save_checkpoint(path_, run.params, nullptr);
+  refused(other, {"no state of a placement"});
+  // And a model alone can be had of it.
+  save_checkpoint(path_, run.params, run.placement);
+  const auto model = run.bed.init(7, at::kFloat);
+  load_checkpoint(path_, model, nullptr);
+  EXPECT_EQ(bytes_of(model.tensors()[0]), bytes_of(run.params.tensors()[0]));
 }
 
 TEST_F(Checkpoint, KeepsParametersThatWereNeverSteppedAtTheirStart) {

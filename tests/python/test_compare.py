@@ -20,7 +20,7 @@ from families_support import (
     predictions,
     relative,
 )
-from optim_support import group, network, train
+from optim_support import group, loss, network, train
 from safetensors.torch import save_file
 from torch import nn
 
@@ -214,6 +214,155 @@ def test_the_command_says_what_is_wrong(diff, files):
     group_of("Llama").save(files / "llama.json")
     fails("of which the symmetries are", "a.safetensors", "b.safetensors", "llama.json")
     fails("symmetries file", "a.safetensors", "b.safetensors", "a.safetensors")
+
+
+FACTORY = """
+import sys
+
+sys.path.insert(0, {folder!r})
+from optim_support import loss, network
+
+
+def make():
+    return network(seed=5), loss
+
+
+def squares():
+    def of_outputs(model):
+        import torch
+
+        return model(torch.randn(16, 4, dtype=torch.float64)).square().mean()
+
+    return network(seed=5), of_outputs
+"""
+
+
+@pytest.fixture
+def factory(files):
+    file = files / "made.py"
+    file.write_text(FACTORY.format(folder=str(Path(__file__).parent)))
+    return str(file)
+
+
+def test_the_command_takes_folders_indices_and_prefixes(diff, files):
+    tensors = network().state_dict()
+    whole, parts, base = files / "whole", files / "parts", files / "base"
+    for folder in (whole, parts, base):
+        folder.mkdir()
+    save_file(tensors, whole / "model.safetensors")
+    names = sorted(tensors)
+    shards = {name: f"model-{i % 2 + 1:05}-of-00002.safetensors" for i, name in enumerate(names)}
+    for shard in set(shards.values()):
+        save_file({n: tensors[n] for n in names if shards[n] == shard}, parts / shard)
+    index = parts / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+    save_file({f"model.encoder.{n}": t for n, t in tensors.items()}, base / "any.safetensors")
+    for first in ("whole", "parts", "parts/model.safetensors.index.json", "base"):
+        code, out, err = diff(first, "b.safetensors", "group.json", "--json")
+        assert (code, err) == (0, "")
+        read = json.loads(out)
+        assert read["modulo"] < 1e-10 < 0.1 < read["weights"]
+
+    # And the other way round: symmetries of a model around the base model.
+    head = nn.Sequential()
+    head.add_module("transformer", network())
+    inner = ddc.gauges.relu_rescale(
+        head, "transformer.1.weight", ["transformer.3.weight"], bias_in="transformer.1.bias"
+    )
+    ddc.SymmetryGroup.of(head, [inner]).save(files / "head.json")
+    code, out, err = diff("whole", "b.safetensors", "head.json", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["modulo"] < 1e-10
+    # What a prefix does not explain is named.
+    save_file({n: t for n, t in tensors.items() if n != "3.bias"}, base / "any.safetensors")
+    code, _, err = diff("base", "b.safetensors", "head.json", "--json")
+    assert (code, err) == (1, err) and "first model has no tensor 'transformer.3.bias'" in err
+
+    def fails(match, first):
+        code, out, err = diff(first)
+        assert (code, out) == (1, "") and err.startswith("ddc: ") and match in err, err
+
+    (parts / shards[names[0]]).unlink()
+    fails(f"names '{shards[names[0]]}', which is not there", "parts")
+    index.write_text('{"weights": {}}')
+    fails("is no index of a checkpoint", "parts")
+    (files / "empty").mkdir()
+    fails("there is no checkpoint in", "empty")
+    save_file(tensors, base / "other.safetensors")
+    fails("has 2 files of safetensors", "base")
+    save_file({"1.bias": tensors["1.bias"], "module.1.bias": tensors["1.bias"] + 1}, files / "c")
+    fails("has the tensor '1.bias' twice", "c")
+
+
+def test_the_command_takes_permutations_out(diff, files, factory):
+    symmetries = group()
+    found = ddc.permutations(network(seed=3), loss, symmetries)
+    assert len(found) > 0
+    found.save(files / "units.json")
+    assert ddc.Permutations.load(files / "units.json") == found
+    shuffled = found.shuffle_(network(), seed=1)
+    save_file(shuffled.state_dict(), files / "b.safetensors")
+
+    def modulo(*more):
+        code, out, err = diff("a.safetensors", "b.safetensors", "group.json", "--json", *more)
+        assert (code, err) == (0, "")
+        return json.loads(out)["modulo"]
+
+    assert modulo() > 0.1
+    assert modulo("--permutations", str(files / "units.json")) < 1e-10
+    assert modulo("--permutations", "--model", f"{factory}:make") < 1e-10
+
+    def fails(match, *more):
+        code, out, err = diff("a.safetensors", "b.safetensors", "group.json", *more)
+        assert (code, out) == (1, "") and err.startswith("ddc: ") and match in err, err
+
+    fails("name it by --model", "--permutations")
+    fails("there is no file", "--permutations", str(files / "none.json"))
+    fails("it has no permutations", "--permutations", str(files / "group.json"))
+    wide = nn.Sequential(
+        nn.Linear(4, 3, bias=False), nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 3)
+    ).double()
+    ddc.permutations(wide, loss).save(files / "units.json")
+    fails("has shape", "--permutations", str(files / "units.json"))
+
+
+def test_the_command_compares_functions(diff, files, factory):
+    def function(first, second, made):
+        code, out, err = diff(first, second, "group.json", "--json", "--model", f"{factory}:{made}")
+        assert (code, err) == (0, "")
+        return json.loads(out)["function"]
+
+    save_file(network(seed=1).state_dict(), files / "c.safetensors")
+    one = function("a.safetensors", "b.safetensors", "make")
+    assert one["batches"] == 8
+    assert one["first_loss"] == pytest.approx(one["second_loss"], rel=1e-12)
+    assert abs(one["divergence"]) < 1e-12
+    assert one["outputs"] is None  # blind to what shifts all logits
+    other = function("a.safetensors", "c.safetensors", "make")
+    assert other["divergence"] > 1e-2 < abs(other["first_loss"] - other["second_loss"])
+    model, losses = network(), []
+    for batch in range(8):
+        torch.manual_seed(batch)
+        losses.append(loss(model).item())
+    assert other["first_loss"] == pytest.approx(sum(losses) / 8, rel=1e-12)
+
+    group().only("relu rescale").save(files / "group.json")
+    assert function("a.safetensors", "b.safetensors", "squares")["outputs"] < 1e-12
+    assert function("a.safetensors", "c.safetensors", "squares")["outputs"] > 1e-2
+    code, out, _ = diff(
+        "a.safetensors", "c.safetensors", "group.json", "--model", f"{factory}:squares"
+    )
+    assert code == 0 and "difference of outputs" in out and "loss of the second" in out
+
+    # A shard, which has all that the symmetries are of, and not all of the model.
+    file = files / "c.safetensors"
+    save_file({n: t for n, t in network().state_dict().items() if n != "0.weight"}, file)
+    code, _, err = diff(
+        "a.safetensors", "c.safetensors", "group.json", "--model", f"{factory}:make"
+    )
+    assert code == 1 and "no tensor '0.weight'" in err
+    code, _, err = diff("a.safetensors", "b.safetensors", "group.json", "--model", "nothing")
+    assert code == 1 and "MODULE:FACTORY" in err
 
 
 # ---- The documentation ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "python"))
-from fine_tune import PACKAGES, chart, gap, load_batches, load_model, train
+from fine_tune import PACKAGES, chart, gap, load_batches, load_model, placing, train
 
 LR = 1e-4
 
@@ -49,6 +49,15 @@ def test_the_symmetries_of_a_pretrained_layer(group):
         ("norm scale", "(R+)^384"),
         ("norm kernel shift", "R^1536"),
     }
+
+
+def test_the_pretrained_weights_are_placed_canonically(model, group, batches):
+    changes = placing(model, group, batches[:2])
+    assert changes["weights"] > 0.1
+    assert changes["outputs"] < 1e-12
+    assert changes["twice"] < 1e-11
+    assert changes["related copies"] < 1e-11
+    assert placing(deepcopy(model).float(), group, batches[:2])["outputs"] < 1e-5
 
 
 def test_the_moved_copy_is_the_same_function_elsewhere(model, moved, batches):

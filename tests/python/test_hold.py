@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import re
 from collections.abc import Callable
@@ -107,6 +108,13 @@ def test_copies_of_one_function_train_alike_under_any_optimizer(name, optimizer)
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("Llama", "ViT")])
 def test_every_family_is_held(name):
     assert difference(name, OPTIMIZERS["AdamW"], 4, held=True) < 1e-11
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_is_held_under_any_optimizer(name, optimizer):
+    assert difference(name, OPTIMIZERS[optimizer], 12, held=True) < 1e-11
 
 
 # ---- A small network with gauges of every kind of its own ----------------------------------------
@@ -525,6 +533,61 @@ def test_a_hold_is_copied_with_its_optimizer(copied, steps):
     assert same(weights(again), weights(model))
     with hold.original(), second.original():
         assert apart(again, model) < 1e-13
+
+
+def saved_whole(objects: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(objects, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [lambda o: pickle.loads(pickle.dumps(o)), copy.deepcopy, saved_whole],
+    ids=["pickle", "deepcopy", "torch.save"],
+)
+@pytest.mark.parametrize("steps", [0, 4])
+def test_copies_of_a_held_optimizer_are_held(copied, steps):
+    model, optimizer, hold = held(every=3)
+    train(model, optimizer, range(steps))
+    again, second = copied((model, optimizer))
+    assert type(second) is type(optimizer)
+    assert all(
+        a is b for a, b in zip(again.parameters(), second.param_groups[0]["params"], strict=True)
+    )
+    assert second.state_dict()["ddc"]["symmetries"] == optimizer.state_dict()["ddc"]["symmetries"]
+    third, last = copied((again, second))
+    for each, own in ((model, optimizer), (again, second), (third, last)):
+        train(each, own, range(4, 14))
+    assert same(weights(again), weights(model))
+    assert same(weights(third), weights(model))
+
+
+@pytest.mark.parametrize("order", ["optimizer first", "hold first"])
+def test_a_copy_of_both_is_one(order):
+    model, optimizer, hold = held()
+    if order == "hold first":
+        again, second_hold, second = copy.deepcopy((model, hold, optimizer))
+    else:
+        again, second, second_hold = pickle.loads(pickle.dumps((model, optimizer, hold)))
+    assert second_hold.optimizer is second
+    assert len(second._optimizer_step_post_hooks) == 1
+    train(model, optimizer, range(4))
+    train(again, second, range(4))
+    assert same(weights(again), weights(model))
+    second_hold.remove()
+    assert "ddc" not in copy.deepcopy((again, second))[1].state_dict()
+    assert "ddc" in copy.deepcopy((model, optimizer))[1].state_dict()
+
+
+def test_a_shallow_copy_of_a_held_optimizer_is_refused():
+    model, optimizer, hold = held()
+    with pytest.raises(TypeError, match="copy.deepcopy, with the model"):
+        copy.copy(optimizer)
+    with hold.original(), pytest.raises(RuntimeError, match="while its weights are at their orig"):
+        copy.deepcopy((model, optimizer))
+    train(model, optimizer, range(1))
 
 
 # ---- Refusals --------------------------------------------------------------------------------------
