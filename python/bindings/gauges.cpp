@@ -26,7 +26,8 @@ template <class T>
 auto pickled() {
   return py::pickle([](const T& value) { return py::make_tuple(written(value)); },
                     [](const py::tuple& state) {
-                      const auto json = fields_json::json::parse(state[0].cast<std::string>());
+                      const auto json = io::parse_json<fields_json::json>(
+                          state[0].cast<std::string>(), "pickle: the text");
                       fields_json::Reader reader(json, "", std::numeric_limits<int64_t>::max());
                       T value;
                       fields(reader, value);

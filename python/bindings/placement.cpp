@@ -8,8 +8,10 @@
 #include <set>
 
 #include "bindings.h"
+#include "frame/frame.h"
 #include "gauge/leg_maps.h"
 #include "options.h"
+#include "placement/state_values.h"
 
 namespace ddc::python {
 namespace {
@@ -35,17 +37,32 @@ std::map<std::string, at::Tensor*> named_state(Placement& placement) {
 /// and of the same shapes and types.
 void check_state(Placement& placement, const State& given) {
   std::set<std::string> known;
+  const auto& plan = placement.frame().plan();
   for (const auto& [name, own] : named_state(placement)) {
     known.insert(name);
     const auto found = given.find(name);
     TORCH_CHECK_VALUE(found != given.end(), "placement: '", name, "' is missing");
     const auto& tensor = found->second;
+    TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "placement: '", name, "' has layout ",
+                      tensor.layout(), ", must be a dense tensor");
     TORCH_CHECK_VALUE(tensor.sizes() == own->sizes(), "placement: '", name, "' has shape ",
                       tensor.sizes(), ", must have ", own->sizes());
     TORCH_CHECK_VALUE(tensor.scalar_type() == own->scalar_type(), "placement: '", name,
                       "' is of type ", tensor.scalar_type(), ", must be of ", own->scalar_type());
     TORCH_CHECK_VALUE(!tensor.is_floating_point() || tensor.isfinite().all().item<bool>(),
                       "placement: '", name, "' is not finite");
+    TORCH_CHECK_VALUE(tensor.scalar_type() != at::kLong || tensor.min().item<int64_t>() >= 0,
+                      "placement: '", name, "' must be >= 0, is ", tensor.min().item<int64_t>());
+  }
+  for (const auto& gauge : plan.gauges) {
+    for (const auto* field : {"element", "target"}) {
+      const auto name = gauge.gauge.name + "/" + field;
+      const auto found = given.find(name);
+      if (found == given.end()) continue;
+      const auto type = plan.tensors[gauge.legs.front().tensor].tensor.scalar_type();
+      const auto why = unusable(gauge.gauge, field, found->second, type);
+      TORCH_CHECK_VALUE(why.empty(), "placement: '", name, "' ", why);
+    }
   }
   for (const auto& entry : given) {
     TORCH_CHECK_VALUE(known.count(entry.first) > 0, "placement: '", entry.first,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,9 +36,20 @@ Symmetries = SymmetryGroup | Sequence[_C.Gauge]
 
 # Options of torch's optimizers that none here has.
 _OF_TORCH = ("amsgrad", "capturable", "differentiable", "foreach", "fused")
+# The version of state dicts, in each param group of them.
+_FORMAT_KEY = "ddc_format"
+_FORMAT = 1
 # Decay is decoupled here, as torch's AdamW notes of itself.
 _NOT_OPTIONS = frozenset(
-    ("params", "param_names", "symmetries", "initial_lr", "decoupled_weight_decay", *_OF_TORCH)
+    (
+        "params",
+        "param_names",
+        "symmetries",
+        _FORMAT_KEY,
+        "initial_lr",
+        "decoupled_weight_decay",
+        *_OF_TORCH,
+    )
 )
 
 
@@ -84,6 +96,7 @@ class Lifted(Optimizer):
         self._core: _C.Core | None = None
         self._core_key: list[Any] = []
         self._stepped_with: dict[int, dict[str, Any]] = {}
+        self._had_gradients = False
         defaults = {
             **{option.name: option.default for option in self._declared},
             **group_betas(_C.recipe_options(recipe, self._rule)),
@@ -91,7 +104,7 @@ class Lifted(Optimizer):
         }
         self._check_options(defaults)
         self._constructing = True
-        super().__init__(params, {**defaults, "symmetries": None})
+        super().__init__(params, {**defaults, "symmetries": None, _FORMAT_KEY: _FORMAT})
         self._constructing = False
         self._refresh()
         self._note_symmetries()
@@ -263,6 +276,8 @@ class Lifted(Optimizer):
                 changed[index] = values
         core.step(changed, self.state, self._parameters())
         self._stepped_with.update(changed)
+        if not self._had_gradients:
+            self._had_gradients = warn_of_no_gradients(self)
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -297,6 +312,7 @@ class Lifted(Optimizer):
             What :meth:`state_dict` returned. That of :class:`torch.optim.AdamW` will do for a
             DDCAdam without symmetries.
         """
+        _check_is_state_dict(state_dict)
         loaded: dict[Tensor, dict[str, Any]] = {}
         core = self._refresh()
 
@@ -304,6 +320,7 @@ class Lifted(Optimizer):
         # state away, in its own types, and the first one after it puts it in.
         def before(_: Optimizer, given: StateDict) -> StateDict | None:
             _check_is_state_dict(given)
+            _check_format(given["param_groups"])
             given = self._upgraded(given)
             self._check_symmetries(given["param_groups"])
             if _sizes(given["param_groups"]) != _sizes(self.param_groups):
@@ -350,6 +367,7 @@ class Lifted(Optimizer):
         del self.defaults["differentiable"]
         self._core = None
         self._stepped_with = {}
+        self._had_gradients = False
         self._constructing = False
         for group in self.param_groups:
             self._set_missing_options(group)
@@ -496,6 +514,7 @@ class Lifted(Optimizer):
             if "param_names" in own:
                 merged.setdefault("param_names", own["param_names"])
             merged.pop("adam_lr_at", None)  # of ddc 0.1
+            merged[_FORMAT_KEY] = _FORMAT
             groups.append(merged)
         return groups
 
@@ -532,12 +551,13 @@ class Lifted(Optimizer):
             (index, field): (dtype, device)
             for index, field, dtype, device in self._core_of().slots()
         }
+        names = [name for name, _ in chain.from_iterable(_named(self.param_groups))]
         result = {}
         for index, (number, parameter) in enumerate(zip(saved, parameters, strict=True)):
             if not given["state"].get(number):
                 continue
             result[parameter] = {
-                field: _own_value(field, value, kinds.get((index, field)))
+                field: _own_value(names[index], field, value, kinds.get((index, field)))
                 for field, value in given["state"][number].items()
             }
         return result
@@ -721,13 +741,12 @@ def _named(groups: ParamGroups) -> list[list[tuple[str, Tensor]]]:
     return result
 
 
-def _own_value(field: str, value: Any, kind: tuple[torch.dtype, torch.device] | None) -> Any:
+def _own_value(
+    name: str, field: str, value: Any, kind: tuple[torch.dtype, torch.device] | None
+) -> Any:
     """A value of the state in the type and the place that the core wants it in, in its own memory."""
     if field == "step":
-        # A float tensor in torch's optimizers, a number in old ones.
-        if not isinstance(value, (int, float, Tensor)):
-            raise TypeError(f"state dict: step of a parameter must be a number, is {value!r}")
-        return torch.tensor(int(value), device="cpu")
+        return torch.tensor(_step_number(name, value), device="cpu")
     if not isinstance(value, Tensor):
         return value
     if kind is None:
@@ -737,6 +756,51 @@ def _own_value(field: str, value: Any, kind: tuple[torch.dtype, torch.device] | 
     if not (dtype.is_floating_point and value.is_floating_point()):
         dtype = value.dtype
     return value.detach().to(device, dtype, copy=True)
+
+
+def _step_number(name: str, value: Any) -> int:
+    """The number of steps of a parameter: a float tensor in torch's optimizers, a number in old ones."""
+    if not isinstance(value, (int, float, Tensor)):
+        raise TypeError(f"state dict: step of '{name}' must be a number, is {value!r}")
+    if isinstance(value, Tensor):
+        if value.numel() != 1 or value.is_complex() or value.layout != torch.strided:
+            raise ValueError(
+                f"state dict: step of '{name}' must be one number, is a tensor of shape "
+                f"{list(value.shape)} and type {value.dtype}"
+            )
+        value = value.item()
+    if not math.isfinite(value) or value != int(value) or abs(value) >= 2**63:
+        raise ValueError(
+            f"state dict: step of '{name}' must be a whole number of 64 bits, is {value}"
+        )
+    return int(value)
+
+
+def _check_format(groups: ParamGroups) -> None:
+    """Refuses states of later versions. Those of ddc 0.1 and of torch's optimizers have no number."""
+    for group in groups:
+        found = group.get(_FORMAT_KEY, _FORMAT)
+        if type(found) is not int or not 1 <= found <= _FORMAT:
+            raise ValueError(
+                f"state dict: it is of format {found!r} ('{_FORMAT_KEY}' of its param groups), this version "
+                f"of ddc ({_C.__version__}) reads formats up to {_FORMAT}"
+            )
+
+
+def warn_of_no_gradients(optimizer: Optimizer) -> bool:
+    """Warn of a first step that found no gradient at all: nothing was stepped. Always True.
+
+    That is so when the parameters of the model are others by then than those that the optimizer has.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not any(parameter.grad is not None for parameter in parameters):
+        warnings.warn(
+            f"{type(optimizer).__name__}: at the first step no parameter has a gradient, and nothing was "
+            "stepped. If there was a backward before it, the model's parameters are not those that the "
+            "optimizer has: make it after fully_shard, and after whatever else replaces parameters",
+            stacklevel=5,
+        )
+    return True
 
 
 def _describe(core: _C.Core, group: SymmetryGroup | None) -> str | None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
+import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, SupportsIndex
@@ -14,7 +18,7 @@ from torch.optim import Optimizer
 from ddc import _C
 from ddc._model import check_whole, parameters_of, plain_name
 from ddc._options import TREATMENT, unknown_option
-from ddc.optim import Lifted
+from ddc.optim import Lifted, warn_of_no_gradients
 from ddc.symmetry import Element, SymmetryGroup, digest, touched
 
 _KEY = "ddc"
@@ -25,6 +29,9 @@ _COPIES_OF_WEIGHTS = ("z", "slow_buffer", "slow_params", "slow_weights")
 _ACCURACY = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 Named = list[tuple[str, Tensor]]
+
+# For the moment in which a thread takes an optimizer for its step.
+_taking = threading.Lock()
 
 
 class Hold:
@@ -38,6 +45,12 @@ class Hold:
     optimizer : Optimizer
     symmetries : SymmetryGroup
     """
+
+    # The parameters of the optimizer as they were when it was held, whichever group they are in now.
+    _known: Named | None = None
+    # The thread of the step that is under way, and what its writes are counted from.
+    _stepping: tuple[int, int] | None = None
+    _had_gradients = False
 
     def __init__(
         self,
@@ -83,6 +96,7 @@ class Hold:
         meantime comes along to the canonical place; if nothing is, they are the same to the last bit
         afterwards.
         """
+        self._check_alone()
         if self._placement.is_original:
             raise RuntimeError("hold: the weights are at their original place already")
         parameters = self._parameters()
@@ -136,6 +150,32 @@ class Hold:
         optimizer.__dict__["__reduce_ex__"] = self._reduce_optimizer
 
     def _before_step(self, *_: Any) -> None:
+        with _taking:
+            self._check_alone()
+            unfinished, self._stepping = self._stepping, (threading.get_ident(), self._writes())
+        try:
+            self._check_step(unfinished)
+        except BaseException:
+            self._stepping = None
+            raise
+
+    def _check_step(self, unfinished: tuple[int, int] | None) -> None:
+        if unfinished is not None and unfinished[1] != self._writes():
+            warnings.warn(
+                f"hold: a step of {type(self.optimizer).__name__} before this one was interrupted or has "
+                "failed after it had begun to write: some parameters, or their state, may be a step "
+                "ahead of others. Load a checkpoint of both if that matters",
+                RuntimeWarning,
+                stacklevel=6,
+            )
+        present = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        for name, parameter in self._parameters():
+            if id(parameter) not in present:
+                raise RuntimeError(
+                    f"hold: the parameter '{name}' is not in the optimizer's param groups any more; if "
+                    "it was replaced, remove() the hold and hold the optimizer anew, with "
+                    "optimizer.state.clear()"
+                )
         if self._placement.is_original:
             raise RuntimeError(
                 "hold: the weights are at their original place; make steps outside of the with"
@@ -150,9 +190,34 @@ class Hold:
             self._found = None
 
     def _after_step(self, *_: Any) -> None:
+        self._stepping = None
+        if not self._had_gradients:
+            self._had_gradients = warn_of_no_gradients(self.optimizer)
         self._placement.restore()
 
+    def _check_alone(self) -> None:
+        """Refuses what would happen in the middle of another thread's step."""
+        owner = self._stepping[0] if self._stepping is not None else None
+        if owner in (None, threading.get_ident()):
+            return
+        # A step that has failed has left its thread's name here: only the thread itself tells.
+        frame = sys._current_frames().get(owner)
+        while frame is not None:
+            if frame.f_locals.get("self") is self.optimizer:
+                raise RuntimeError("another thread is in the middle of a step of this optimizer")
+            frame = frame.f_back
+
+    def _writes(self) -> int:
+        """How often parameters and state have been written to."""
+        optimizer = self.optimizer
+        count: int = sum(p._version for group in optimizer.param_groups for p in group["params"])
+        for entry in optimizer.state.values():
+            if isinstance(entry, dict):
+                count += sum(v._version for v in entry.values() if isinstance(v, Tensor))
+        return count
+
     def _save(self, _: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        self._check_alone()
         weights = self._canonical()
         state = {
             name: tensor.clone()
@@ -172,6 +237,7 @@ class Hold:
 
     def _before_load(self, _: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
         """Refuses what does not fit before anything is changed; `_after_load` changes it."""
+        self._check_alone()
         self._pending = None
         given = state_dict.get(_KEY)
         if given is None:
@@ -179,10 +245,7 @@ class Hold:
                 "state dict: it was saved without ddc.hold, by an optimizer of weights at another "
                 "place; load it before ddc.hold"
             )
-        if not isinstance(given, dict) or given.get("format") != _FORMAT:
-            raise ValueError(
-                f"state dict: what it has under '{_KEY}' is not of this version of ddc"
-            )
+        _check_layout(given)
         if given["symmetries"] != self._digest:
             raise ValueError(
                 f"state dict: it was saved with the symmetries {given['symmetries']} (and their "
@@ -192,10 +255,15 @@ class Hold:
             len(group["params"]) for group in self.optimizer.param_groups
         ]:
             return None  # torch says what is wrong
+        sums, parameters = len(given["sums"]), len(self._parameters())
+        if sums != parameters:
+            raise ValueError(
+                f"state dict: its 'sums' are of {sums} tensors, gauges act on {parameters} here"
+            )
         own = self._placement.state()
         state = dict(given["state"])
         for name, tensor in own.items():
-            if isinstance(state.get(name), Tensor):
+            if name in state:
                 state[name] = state[name].detach().to(tensor.device)
         omitted = [name for name in own if name not in state and _anchored(name)]
         self._placement.check_state({**state, **{name: own[name] for name in omitted}})
@@ -210,6 +278,7 @@ class Hold:
         if self._pending is None:
             return
         (state, weights), self._pending = self._pending, None
+        self._stepping = None
         was_original = self._placement.is_original
         # Some load an optimizer's own state into it, to move it to another device.
         if self._found is not None and _sums(weights) != self._placed_at:
@@ -255,10 +324,20 @@ class Hold:
 
     def _parameters(self) -> Named:
         """The parameters that gauges move, or look at."""
-        named: Named = []
-        for names, group in zip(self._names, self.optimizer.param_groups, strict=False):
-            named += zip(names, group["params"], strict=True)
-        return touched(self._gauges, named)
+        if self._known is None:
+            self._known = []
+            for names, group in zip(self._names, self.optimizer.param_groups, strict=False):
+                self._known += zip(names, group["params"], strict=True)
+        return touched(self._gauges, self._known)
+
+    def _names_now(self) -> list[list[str]]:
+        """Names by param group, between which parameters may have been moved, and others added."""
+        self._parameters()
+        known = {id(parameter): name for name, parameter in self._known or []}
+        return [
+            [known.get(id(p), f"added{g}.{i}") for i, p in enumerate(group["params"])]
+            for g, group in enumerate(self.optimizer.param_groups)
+        ]
 
     def _canonical(self) -> Named:
         """Weights at their canonical place, wherever they are now."""
@@ -280,7 +359,7 @@ class Hold:
         return {
             "optimizer": self.optimizer,
             "symmetries": self.symmetries,
-            "names": self._names,
+            "names": self._names_now(),
             "treatment": self._treatment,
             "state": {name: tensor.clone() for name, tensor in self._placement.state().items()},
             "found": self._found,
@@ -517,6 +596,33 @@ def _check_parameters(symmetries: SymmetryGroup, present: dict[str, Tensor]) -> 
                         f"{where} of type {tensor.dtype}: factors near one round to one there, and "
                         "the function would change; holding needs float32 or float64"
                     )
+
+
+def _check_layout(given: Any) -> None:
+    """Refuses what is not what `Hold._save` writes."""
+    where = f"state dict: what it has under '{_KEY}'"
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} is a {type(given).__name__}, must be a dict")
+    if given.get("format") != _FORMAT:
+        raise ValueError(
+            f"{where} is not of this version of ddc: it is of format {given.get('format')!r}, this one "
+            f"reads {_FORMAT}"
+        )
+    for key, kind in (("symmetries", str), ("sums", list), ("state", dict)):
+        if not isinstance(given.get(key), kind):
+            found = f"is a {type(given[key]).__name__}" if key in given else "is missing"
+            raise ValueError(f"{where}: '{key}' {found}, must be a {kind.__name__}")
+    for name, value in given["state"].items():
+        if not isinstance(value, Tensor):
+            raise ValueError(
+                f"{where}: '{name}' of its state is a {type(value).__name__}, must be a tensor"
+            )
+    for sums in given["sums"]:
+        numbers = isinstance(sums, list) and all(isinstance(each, float) for each in sums)
+        if not numbers or len(sums) != 4 or any(map(math.isnan, sums)):
+            raise ValueError(
+                f"{where}: 'sums' must hold four numbers for each tensor of weights, one of which has {sums}"
+            )
 
 
 def _copies(named: Named) -> Named:

@@ -146,8 +146,18 @@ class Element:
             raise
         except (EOFError, RuntimeError, pickle.UnpicklingError, ValueError) as error:
             raise ValueError(f"'{os.fspath(path)}' is no file of an element: {error}") from None
-        if not isinstance(read, dict) or read.get("format") != _FILE:
+        stem, number = _FILE.rsplit(" ", 1)
+        found = read.get("format") if isinstance(read, dict) else None
+        if not isinstance(found, str) or not found.startswith(stem + " "):
             raise ValueError(f"'{os.fspath(path)}' is no file of an element")
+        if found != _FILE:
+            raise ValueError(
+                f"'{os.fspath(path)}' has an element in format {found.removeprefix(stem + ' ')}, this "
+                f"version of ddc reads format {number}"
+            )
+        for key in ("symmetries", "gauges", "parts"):
+            if key not in read:
+                raise ValueError(f"'{os.fspath(path)}' has an element without its '{key}'")
         own = digest(symmetries._core.gauges())
         if read["symmetries"] != own:
             raise ValueError(

@@ -14,27 +14,6 @@ namespace {
 
 constexpr const char* kFormat = "ddc symmetries";
 constexpr int64_t kVersion = 2;
-constexpr int kMostLevels = 64;
-
-json parse_text(const std::string& text) {
-  // nlohmann takes a zero byte for the end of its input and would ignore what follows.
-  const size_t zero = text.find('\0');
-  TORCH_CHECK(zero == std::string::npos, "symmetries: the text is not JSON, byte ", zero,
-              " is zero");
-  try {
-    // Documents have a handful of levels; one of thousands would overflow the stack when it is freed.
-    return json::parse(text, [](int depth, json::parse_event_t /*event*/, json& /*node*/) {
-      TORCH_CHECK(depth <= kMostLevels, "symmetries: the text is nested deeper than ", kMostLevels,
-                  " levels");
-      return true;
-    });
-  } catch (const json::parse_error& error) {
-    TORCH_CHECK(false, "symmetries: the text is not JSON, or is truncated: the error is at byte ",
-                error.byte, " of ", text.size());
-  } catch (const json::exception&) {
-    TORCH_CHECK(false, "symmetries: the text holds a number that is out of range");
-  }
-}
 
 /// Version 1 stored with each gauge how an optimizer was to treat it. Nothing is lost where that was the
 /// default.
@@ -127,7 +106,7 @@ std::string SymmetryGroup::to_json() const {
 }
 
 SymmetryGroup SymmetryGroup::parse(const std::string& json) {
-  const auto document = fields_json::parse_text(json);
+  const auto document = io::parse_json<fields_json::json>(json, "symmetries: the text");
   fields_json::check_header(document);
   SymmetryGroup group;
   constexpr int64_t kMostDimensions = 64;

@@ -95,9 +95,11 @@ std::map<std::string, std::string> load(const io::TensorFile& file, const Parame
                                         bool rng) {
   const auto format = file.metadata.find(kFormatKey);
   TORCH_CHECK(
-      format != file.metadata.end() && format->second == kFormat,
+      format != file.metadata.end(),
       "it is a safetensors file, but not a checkpoint of this library (its metadata has no ",
       kFormatKey, " = ", kFormat, ")");
+  TORCH_CHECK(format->second == kFormat, "its ", kFormatKey, " is '", format->second.substr(0, 60),
+              "', this library reads '", kFormat, "'");
   Parameters saved;
   OptimizerState state;
   State held;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "ddc/options.h"
+#include "io/json_text.h"
 
 // JSON of structs whose fields are listed once, by an overload
 //
@@ -54,13 +55,8 @@ inline std::string inside(const std::string& path, size_t index) {
   return path + "[" + std::to_string(index) + "]";
 }
 
-/// A piece of the file in an error message: ASCII and short, whatever it is.
-inline std::string shown(const json& node) {
-  constexpr size_t kLimit = 60;
-  auto text = node.dump(-1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);
-  if (text.size() > kLimit) text = text.substr(0, kLimit) + "...";
-  return text;
-}
+/// A piece of the file in an error message.
+inline std::string shown(const json& node) { return io::shown(node); }
 
 // ---- Numbers ------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
@@ -16,8 +17,10 @@
 #include "ddc/placement.h"
 #include "frame/frame.h"
 #include "gauge/gauge_fields.h"
+#include "io/json_text.h"
 #include "kernels/tensors.h"
 #include "optim/lifted_snapshot.h"
+#include "placement/state_values.h"
 
 namespace ddc {
 
@@ -62,19 +65,74 @@ json written(const OptionValues& values) {
 }
 
 OptionValues read_options(const json& object) {
+  constexpr uint64_t most = std::numeric_limits<int64_t>::max();
+  TORCH_CHECK(object.is_object(), "its options are ", io::shown(object), ", must be an object");
   OptionValues values;
   for (const auto& [name, value] : object.items()) {
     if (value.is_boolean()) {
       values[name] = value.get<bool>();
-    } else if (value.is_number_integer()) {
+    } else if (value.is_number_integer() &&
+               !(value.is_number_unsigned() && value.get<uint64_t>() > most)) {
       values[name] = value.get<int64_t>();
     } else if (value.is_number()) {
       values[name] = value.get<double>();
     } else {
+      TORCH_CHECK(value.is_string(), "its option ", io::shown(json(name)), " is ", io::shown(value),
+                  ", must be a number, a text, true or false");
       values[name] = value.get<std::string>();
     }
   }
   return values;
+}
+
+/// The first place in which a state's description differs from the optimizer's own.
+std::string difference(const json& saved, const json& own, const std::string& place) {
+  constexpr size_t kWidth = 160;
+  const auto only_in = [](const json& value, const std::string& where, const char* has_it) {
+    return where + " is " + io::shown(value, kWidth) + " in the " + has_it + " alone";
+  };
+  if (saved.is_object() && own.is_object()) {
+    for (const auto& [key, value] : own.items()) {
+      const auto where = place + "." + key;
+      if (!saved.contains(key)) return only_in(value, where, "optimizer");
+      if (saved[key] != value) return difference(saved[key], value, where);
+    }
+    for (const auto& [key, value] : saved.items()) {
+      if (!own.contains(key)) return only_in(value, place + "." + key.substr(0, 60), "state");
+    }
+  } else if (saved.is_array() && own.is_array()) {
+    for (size_t i = 0; i < std::min(saved.size(), own.size()); ++i) {
+      if (saved[i] != own[i]) {
+        return difference(saved[i], own[i], place + "[" + std::to_string(i) + "]");
+      }
+    }
+    const size_t both = std::min(saved.size(), own.size());
+    const auto where = place + "[" + std::to_string(both) + "]";
+    if (saved.size() > both) return only_in(saved[both], where, "state");
+    if (own.size() > both) return only_in(own[both], where, "optimizer");
+  }
+  return place + " is " + io::shown(saved, kWidth) + ", the optimizer's is " +
+         io::shown(own, kWidth);
+}
+
+/// The description of a state, checked as far as it does not depend on the parameters.
+json read_description(const std::string& text, const std::string& name) {
+  auto saved = io::parse_json(text, "optimizer state: its description");
+  TORCH_CHECK(saved.is_object(), "optimizer state: its description is ", io::shown(saved),
+              ", must be an object");
+  for (const auto* field : {"optimizer", "version", "groups", "symmetries"}) {
+    TORCH_CHECK(saved.contains(field), "optimizer state: its description has no '", field, "'");
+  }
+  TORCH_CHECK(saved["optimizer"].is_string(), "optimizer state: its description has the optimizer ",
+              io::shown(saved["optimizer"]), ", which is no name");
+  TORCH_CHECK(saved["optimizer"] == name, "optimizer state is that of '",
+              saved["optimizer"].get<std::string>().substr(0, 60), "', not of '", name, "'");
+  TORCH_CHECK(saved["version"] != 1,
+              "optimizer state was written by ddc 0.1, which did not store how gauges are treated: "
+              "start a new optimizer at the checkpoint's weights, or finish the run with 0.1");
+  TORCH_CHECK(saved["version"] == kVersion, "optimizer state has version ",
+              io::shown(saved["version"]), "; this library reads version ", kVersion);
+  return saved;
 }
 
 /// Averages of squares may be infinite. Those of heads may be matrices, which have entries of either sign.
@@ -377,20 +435,7 @@ void LiftedOptimizer::set_options(size_t group, const OptionValues& values) {
 }
 
 void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
-  json saved;
-  try {
-    saved = json::parse(state.description);
-    TORCH_CHECK(saved.at("optimizer") == name(), "optimizer state is that of '",
-                saved.at("optimizer").get<std::string>(), "', not of '", name(), "'");
-    TORCH_CHECK(
-        saved.at("version") != 1,
-        "optimizer state was written by ddc 0.1, which did not store how gauges are treated: "
-        "start a new optimizer at the checkpoint's weights, or finish the run with 0.1");
-    TORCH_CHECK(saved.at("version") == kVersion, "optimizer state has version ",
-                saved.at("version").dump(), "; this library reads version ", kVersion);
-  } catch (const json::exception& error) {
-    TORCH_CHECK(false, "optimizer state has no readable description: ", error.what());
-  }
+  const auto saved = read_description(state.description, name());
   const auto own = json::parse(description());
   const auto& groups = saved["groups"];
   TORCH_CHECK(groups.is_array() && groups.size() == param_groups_.size(), "optimizer state has ",
@@ -398,20 +443,18 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
   std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options;
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     const auto params = groups[g].is_object() ? groups[g].value("params", json()) : json();
-    TORCH_CHECK(params == own["groups"][g]["params"], "optimizer state: param group ", g, " holds ",
-                params.dump(), ", the optimizer's holds ", own["groups"][g]["params"].dump());
+    const auto& own_params = own["groups"][g]["params"];
+    TORCH_CHECK(params == own_params, "optimizer state: param group ", g, ": ",
+                difference(params, own_params, "params"));
     auto copy = param_groups_[g].options().clone();
     try {
       auto& given = dynamic_cast<LiftedOptions&>(*copy);
-      const auto values = read_options(groups[g].at("options"));
+      const auto values = read_options(groups[g].value("options", json()));
       for (const auto& option : given.list()) {
         TORCH_CHECK(values.contains(option.name()), "option ", option.name(), " is missing");
       }
       given.list().assign(values, name());
       given.check();
-    } catch (const json::exception& error) {
-      TORCH_CHECK(false, "optimizer state: the options of param group ", g,
-                  " cannot be read: ", error.what());
     } catch (const c10::Error& error) {
       TORCH_CHECK(false, "optimizer state: param group ", g, ": ", error.what_without_backtrace());
     }
@@ -423,8 +466,17 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
   TORCH_CHECK(gauges.is_array() && gauges.size() == own_gauges.size(), "optimizer state has ",
               gauges.size(), " gauges, the optimizer ", own_gauges.size());
   for (size_t k = 0; k < own_gauges.size(); ++k) {
-    TORCH_CHECK(gauges[k] == own_gauges[k], "optimizer state: gauge ", k, " is ", gauges[k].dump(),
-                ", the optimizer's is ", own_gauges[k].dump());
+    if (gauges[k] == own_gauges[k]) continue;
+    // A name and a place tell more than the first entry in which two gauges differ.
+    auto what = difference(gauges[k], own_gauges[k], "it");
+    for (const auto* place : {"/treatment/placement", "/gauge/name"}) {
+      const json::json_pointer at(place);
+      if (!gauges[k].is_object() || !gauges[k].contains(at)) continue;
+      if (gauges[k][at] == own_gauges[k][at]) continue;
+      what = difference(gauges[k][at], own_gauges[k][at], "its " + at.back());
+    }
+    TORCH_CHECK(false, "optimizer state: gauge ", k, " (",
+                own_gauges[k]["gauge"]["name"].get<std::string>(), "): ", what);
   }
   TORCH_CHECK(saved["symmetries"] == own["symmetries"],
               "optimizer state: other gauges were not bound than here");
@@ -483,6 +535,18 @@ void LiftedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tens
   for (auto& slot : state_slots()) {
     if (slot.owner == StateSlot::Owner::parameter) continue;
     if (has_pending || !is_pending(slot.field)) loader.replace(slot.key(), slot.tensor);
+  }
+  for (const auto& gauge : frame().plan().gauges) {
+    for (const auto* field : {"element", "target"}) {
+      if (!placement_) break;
+      const auto key =
+          StateSlot{StateSlot::Owner::gauge, 0, gauge.gauge.name, field, nullptr}.key();
+      const auto found = tensors.find(key);
+      if (found == tensors.end()) continue;
+      const auto& first = frame().plan().tensors[gauge.legs.front().tensor];
+      const auto why = unusable(gauge.gauge, field, found->second, first.tensor.scalar_type());
+      TORCH_CHECK(why.empty(), "optimizer state '", key, "' ", why);
+    }
   }
   loader.check_all_used();
   if (mode == Load::check) return;

@@ -644,6 +644,56 @@ TEST_F(Checkpoint, IsRefusedIfItsDescriptionIsNotJson) {
   }
 }
 
+std::string nested(size_t levels) { return std::string(levels, '[') + std::string(levels, ']'); }
+
+TEST_F(Checkpoint, IsRefusedIfItsDescriptionIsNestedDeeperThanAny) {
+  // A document of 100,000 levels overflowed the stack when it was freed.
+  for (const size_t levels : {100, 50'000, 100'000, 1'000'000}) {
+    SCOPED_TRACE(levels);
+    save_changed([&](io::TensorFile& file) {
+      auto& text = file.metadata.at("ddc.optimizer");
+      auto description = json::parse(text);
+      description["groups"][0]["params"] = "here";
+      text = description.dump();
+      text.replace(text.find("\"here\""), 6, nested(levels));
+    });
+    expect_refused({"optimizer state: its description is nested deeper than 64 levels"});
+  }
+}
+
+TEST_F(Checkpoint, IsRefusedInAShortSentenceOfItsOwn) {
+  const auto refused = [&](const std::function<void(json&)>& change,
+                           const std::vector<std::string>& parts) {
+    save_with_description(change);
+    const auto run = make_run({.seed = 2});
+    expect_refused(run, parts);
+    try {
+      load_checkpoint(path_, run.params, run.optimizer.get(), {.rng = true});
+    } catch (const c10::Error& error) {
+      const std::string text = error.what_without_backtrace();
+      EXPECT_LT(text.size(), path_.string().size() + 600);
+      EXPECT_EQ(text.find("json.exception"), std::string::npos) << text;
+    }
+  };
+  refused([](json& d) { d["optimizer"] = 3; }, {"has the optimizer 3, which is no name"});
+  refused([](json& d) { d.erase("optimizer"); }, {"its description has no 'optimizer'"});
+  refused([](json& d) { d.erase("symmetries"); }, {"its description has no 'symmetries'"});
+  refused([](json& d) { d["groups"] = "x"; }, {"param groups"});
+  refused([](json& d) { d["groups"][0]["params"] = json::parse(nested(50)); },
+          {"param group 0: params[0] is [[[[", "optimizer's is \"layers.0.weight\""});
+  refused([](json& d) { d["groups"][0].erase("options"); },
+          {"param group 0: its options are null, must be an object"});
+  refused([](json& d) { d["groups"][0]["options"]["lr"] = json::array({1}); },
+          {"param group 0: its option \"lr\" is [1], must be a number"});
+  refused([](json& d) { d["symmetries"]["gauges"][0] = std::string(100'000, 'x'); },
+          {"gauge 0 (layers.0.weight:rescale): it is \"xxx"});
+  refused(
+      [](json& d) {
+        d["symmetries"]["gauges"][0]["gauge"]["name"] = {{"a", nullptr}};
+      },
+      {"gauge 0 (layers.0.weight:rescale): its name is {\"a\":null}"});
+}
+
 // ---- The state of the optimizer -----------------------------------------------------------------
 
 /// Expects that the state is refused with an error that names `parts`, and nothing has changed.

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -691,3 +692,161 @@ def test_weights_that_are_too_large_to_be_held_are_left_finite(make, dtype, size
     except RuntimeError as error:
         assert re.search("gauge '.*weights are finite, and not brought back", str(error))
     assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+# ---- Param groups, threads, foreign states ----------------------------------------------------------
+
+
+def in_two_groups() -> tuple[nn.Module, Optimizer, ddc.Hold]:
+    model = network()
+    named = list(model.named_parameters())
+    optimizer = torch.optim.AdamW([{"params": named[:2]}, {"params": named[2:]}], lr=1e-2)
+    return model, optimizer, ddc.hold(optimizer, group())
+
+
+def move_a_parameter(optimizer: Optimizer) -> None:
+    for key in ("params", "param_names"):
+        moved = optimizer.param_groups[0][key].pop()
+        optimizer.param_groups[1][key].insert(0, moved)
+
+
+def test_parameters_may_be_moved_between_param_groups_and_these_reordered():
+    """Schedules for fine-tuning do so; the groups have the same options here."""
+    model, optimizer, hold = in_two_groups()
+    reference, plain, _ = in_two_groups()
+    train(model, optimizer, range(2))
+    train(reference, plain, range(2))
+    move_a_parameter(optimizer)
+    for key in ("params", "param_names"):
+        optimizer.param_groups[1][key].reverse()
+    train(model, optimizer, range(2, 4))
+    train(reference, plain, range(2, 4))
+    assert same(weights(model), weights(reference))
+    with hold.original():
+        pass
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    again, second = copy.deepcopy((model, hold))
+    optimizer.param_groups.reverse()
+    for trained, steps in ((model, optimizer), (again, second.optimizer), (reference, plain)):
+        train(trained, steps, range(4, 6))
+        assert same(weights(trained), weights(model))
+
+
+def test_a_parameter_that_was_replaced_is_noticed():
+    model, optimizer, _ = in_two_groups()
+    train(model, optimizer, range(1))
+    old = model[1].weight
+    model[1].weight = nn.Parameter(old.detach().clone())
+    for options in optimizer.param_groups:
+        options["params"] = [model[1].weight if p is old else p for p in options["params"]]
+    backward(model, 1)
+    before = weights(model)
+    with pytest.raises(RuntimeError, match="'1.weight' is not in the optimizer's param groups any"):
+        optimizer.step()
+    assert same(weights(model), before)
+
+
+def test_a_second_thread_is_refused_in_the_middle_of_a_step():
+    model = network()
+    amid, done = threading.Event(), threading.Event()
+
+    class Slow(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            amid.set()
+            assert done.wait(60)
+
+    optimizer = Slow(model.named_parameters(), lr=1e-2)
+    hold = ddc.hold(optimizer, group())
+    backward(model, 0)
+    thread = threading.Thread(target=optimizer.step)
+    thread.start()
+    assert amid.wait(60)
+    said = []
+    for call in (optimizer.step, optimizer.state_dict, hold.original().__enter__):
+        with pytest.raises(
+            RuntimeError, match="another thread is in the middle of a step"
+        ) as error:
+            call()
+        said.append(error)
+    done.set()
+    thread.join()
+    optimizer.step()
+    assert len(said) == 3
+    assert hold.distance_to_section() < 0.1
+
+
+def test_a_step_that_failed_in_another_thread_blocks_nobody():
+    model = network()
+    optimizer = torch.optim.SGD(model.named_parameters(), lr=1e-2)
+    ddc.hold(optimizer, group())
+    backward(model, 0)
+    failed, done = threading.Event(), threading.Event()
+
+    def closure() -> float:
+        raise KeyError
+
+    def work() -> None:
+        with pytest.raises(KeyError):
+            optimizer.step(closure)
+        failed.set()
+        assert done.wait(60)  # the thread lives on
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert failed.wait(60)
+    optimizer.step()
+    done.set()
+    thread.join()
+
+
+def damaged(state: Any, key: str, change: Callable[[Any], Any] | None) -> Any:
+    """A state dict with one entry of the hold's part changed, or (None) taken out."""
+    own = dict(state["ddc"])
+    where = own if key in own else own.setdefault("state", dict(own["state"]))
+    if where is not own:
+        where = own["state"] = dict(where)
+    if change is None:
+        del where[key]
+    else:
+        where[key] = change(where[key])
+    return {**state, "ddc": own}
+
+
+FOREIGN: list[tuple[str, Callable[[Any], Any] | None, str]] = [
+    ("sums", None, "'sums' is missing, must be a list"),
+    ("sums", lambda s: s[:-1], "'sums' are of 4 tensors, gauges act on 5"),
+    ("sums", lambda s: [[float("nan")] * 4] * 4, "four numbers for each tensor.*nan"),
+    ("sums", lambda s: ["x"] * 4, "four numbers for each tensor"),
+    ("state", None, "'state' is missing, must be a dict"),
+    ("state", lambda s: [s], "'state' is a list, must be a dict"),
+    ("symmetries", None, "'symmetries' is missing"),
+    ("format", None, "not of this version of ddc: it is of format None, this one reads 1"),
+    ("format", lambda f: 2, "not of this version of ddc: it is of format 2, this one reads 1"),
+    ("0.weight:linear/element", lambda t: "x", "'0.weight:linear/element' of its state is a str"),
+    ("0.weight:linear/element", lambda t: t.to_sparse(), "'0.weight:linear/element' has layout"),
+    ("0.weight:linear/bound", lambda t: t.to_sparse(), "'0.weight:linear/bound' has layout"),
+    ("0.weight:linear/element", torch.zeros_like, "'0.weight:linear/element' is a singular"),
+    (
+        "0.weight:linear/element",
+        lambda t: t * 1e308,
+        "'0.weight:linear/element' has a factor whose",
+    ),
+    ("0.weight:linear/target", torch.zeros_like, "'0.weight:linear/target' is a singular matrix"),
+    ("0.weight:linear/count", lambda t: t - 9, "'0.weight:linear/count' must be >= 0, is -"),
+    ("1.weight:rescale/element", lambda t: t * 0 + 1e308, "logarithm of a factor that overflows"),
+]
+
+
+@pytest.mark.parametrize(
+    "key, change, message", FOREIGN, ids=[f"{k}-{m[:20]}" for k, _, m in FOREIGN]
+)
+def test_a_state_dict_that_no_hold_has_written_is_refused_by_the_name_of_what_is_wrong(
+    key, change, message
+):
+    model, optimizer, _ = held()
+    train(model, optimizer, range(2))
+    before = weights(model), copy.deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(damaged(copy.deepcopy(before[1]), key, change))
+    assert same((weights(model), optimizer.state_dict()), before)

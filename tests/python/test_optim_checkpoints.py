@@ -405,3 +405,86 @@ def test_training_that_is_killed_while_it_saves_goes_on_to_the_same_weights(tmp_
     assert saved["step"] == 40
     assert same(saved["model"], dict(model.state_dict()))
     assert same(saved["optimizer"], saved_and_read(optimizer.state_dict()))
+
+
+# ------------------------------------------------------------------------------------------------
+# Foreign values, and versions
+
+
+def with_step(state: Any, value: Any) -> Any:
+    entries = {number: dict(entry) for number, entry in state["state"].items()}
+    entries[1]["step"] = value
+    return {**state, "state": entries}
+
+
+@every_case
+def test_a_number_of_steps_that_is_none_is_refused_by_the_name_of_its_parameter(case):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    name = [n for group in optimizer.param_groups for n in group["param_names"]][1]
+    for value, message in (
+        (float("nan"), "must be a whole number of 64 bits, is nan"),
+        (torch.tensor(float("inf")), "must be a whole number of 64 bits, is inf"),
+        (1.5, "must be a whole number of 64 bits, is 1.5"),
+        (10**30, "must be a whole number of 64 bits, is 1000"),
+        (torch.tensor([1, 2]), r"must be one number, is a tensor of shape \[2\]"),
+        (torch.tensor(1j), "must be one number"),
+        ("two", "must be a number, is 'two'"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=f"step of '{name}' {message}"):
+            optimizer.load_state_dict(with_step(before, value))
+    assert same(optimizer.state_dict(), before)
+
+
+@pytest.mark.parametrize("given", [None, 3, [], {}, {"state": {}}], ids=str)
+def test_what_is_no_state_dict_is_refused_in_words(given):
+    optimizer = ddc.DDCAdam(network().named_parameters(), symmetries=group())
+    with pytest.raises(ValueError, match="is missing or no (dict|list).*no state dict of an opt"):
+        optimizer.load_state_dict(given)
+
+
+@pytest.mark.parametrize(
+    "gauge, change, message",
+    [
+        ("0.weight:linear.element", torch.zeros_like, "0.weight:linear.element' is a singular"),
+        ("0.weight:linear.target", torch.zeros_like, "0.weight:linear.target' is a singular"),
+        ("1.weight:rescale.element", lambda t: t * 0 + 1e308, "factor that overflows Double"),
+    ],
+)
+def test_an_element_that_cannot_be_undone_is_refused_when_it_is_loaded(gauge, change, message):
+    model = network()
+    optimizer = ddc.DDCAdam(model.named_parameters(), symmetries=group())
+    train(model, optimizer, range(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    state = copy.deepcopy(before)
+    (entry,) = [entry for entry in state["state"].values() if f"gauge.{gauge}" in entry]
+    entry[f"gauge.{gauge}"] = change(entry[f"gauge.{gauge}"])
+    with pytest.raises(RuntimeError, match=message):
+        optimizer.load_state_dict(state)
+    assert same(optimizer.state_dict(), before)
+
+
+@every_case
+def test_state_dicts_have_a_version_and_later_ones_are_refused_by_it(case):
+    model = network()
+    optimizer = case.make(model)
+    train(model, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert {group["ddc_format"] for group in saved["param_groups"]} == {1}
+
+    def of_format(value: Any) -> Any:
+        groups = [{**group, "ddc_format": value} for group in saved["param_groups"]]
+        return {**saved, "param_groups": groups}
+
+    for value in (2, 0, True, "1", None):
+        with pytest.raises(ValueError, match=f"of format {value!r} .* reads formats up to 1"):
+            optimizer.load_state_dict(of_format(value))
+    assert same(optimizer.state_dict(), saved)
+    # Those of before there were numbers.
+    groups = [
+        {k: v for k, v in group.items() if k != "ddc_format"} for group in saved["param_groups"]
+    ]
+    optimizer.load_state_dict({**saved, "param_groups": groups})
+    assert same(optimizer.state_dict(), saved)

@@ -6,6 +6,7 @@ import copy
 import pickle
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -958,3 +959,84 @@ def test_a_rule_in_python_that_is_interrupted_leaves_everything_as_it_was(place,
     assert same(optimizer.state_dict(), before[1])
     optimizer.step()
     assert calls[0] == 13
+
+
+# ------------------------------------------------------------------------------------------------
+# Parameters that are others
+
+
+def sharded_afterwards(make: Callable[[nn.Module], torch.optim.Optimizer]) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    optimizer = make(model)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    loss(model).backward()
+    return optimizer
+
+
+@every_case
+def test_an_optimizer_that_was_made_before_fully_shard_says_that_it_steps_nothing(
+    case, one_process
+):
+    optimizer = sharded_afterwards(case.make)
+    with pytest.warns(UserWarning, match="no parameter has a gradient.*make it after fully_shard"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()  # once
+
+
+def test_a_held_optimizer_that_was_made_before_fully_shard_says_that_it_steps_nothing(one_process):
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.AdamW(model.named_parameters())
+        ddc.hold(optimizer, group())
+        return optimizer
+
+    optimizer = sharded_afterwards(make)
+    with pytest.warns(UserWarning, match="AdamW: at the first step no parameter has a gradient"):
+        optimizer.step()
+
+
+@every_case
+def test_steps_that_have_had_gradients_say_nothing(case):
+    model = network()
+    optimizer = case.make(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step(lambda: backward(model, 0))  # they come with the closure
+        optimizer.zero_grad()
+        optimizer.step()
+        model[1].weight.grad = torch.ones_like(model[1].weight)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("size", [1e30, 3e38])
+@pytest.mark.parametrize("place", ["canonical", "in_place", None])
+def test_a_rule_in_python_with_extreme_gradients_is_refused_or_finite(size, place):
+    def lion(gradient, state, step, lr, betas):
+        update = state["exp_avg"].lerp(gradient, 1 - betas[0]).sign_()
+        state["exp_avg"].lerp_(gradient, 1 - betas[1])
+        return update.mul_(-lr)
+
+    made = ddc.lifted(
+        lion, init=lambda p: {"exp_avg": torch.zeros_like(p)}, lr=1e-2, betas=(0.9, 0.99)
+    )
+    treated = {"symmetries": group(), "placement": place} if place else {}
+    model = network(torch.float32)
+    optimizer = made(model.named_parameters(), **treated)
+    train(model, optimizer, range(2))
+    before = copy.deepcopy((weights(model), optimizer.state_dict()))
+    for sign in (1, -1):
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, sign * size)
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            assert "NaN or infinite" in str(error)
+            if sign == 1:
+                assert same((weights(model), optimizer.state_dict()), before)
+    tensors = [*weights(model)]
+    tensors += [value for entry in optimizer.state.values() for value in entry.values()]
+    assert all(tensor.isfinite().all() for tensor in tensors)

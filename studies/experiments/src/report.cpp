@@ -7,7 +7,6 @@
 #include <cctype>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -19,6 +18,7 @@
 
 #include "assets.h"
 #include "files.h"
+#include "io/json_text.h"
 
 namespace ddc::experiments {
 namespace {
@@ -387,16 +387,13 @@ void add_result(std::ostream& out, const Result& result) {
 // --- Files ---------------------------------------------------------------------------------------
 
 Result read_result(const fs::path& path) {
-  std::ifstream file(path);
-  TORCH_CHECK(file, "cannot read ", path);
   Result result;
+  const auto text = read_text(path);
   try {
-    Json::parse(file).get_to(result);
+    io::parse_json(text, "the text").get_to(result);
   } catch (const c10::Error& error) {
     TORCH_CHECK_VALUE(false, path,
                       " is no result of an experiment: ", error.what_without_backtrace());
-  } catch (const Json::exception& error) {
-    TORCH_CHECK_VALUE(false, path, " is no result of an experiment: ", error.what());
   }
   // It becomes the name of a file beside index.html, and a link.
   const bool plain = std::ranges::all_of(result.name, [](unsigned char c) {

@@ -2,9 +2,14 @@
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
+#include <type_traits>
 #include <utility>
+
+#include "io/json_text.h"
 
 namespace ddc::experiments {
 namespace {
@@ -15,6 +20,54 @@ constexpr std::array<std::pair<Outcome, const char*>, 4> outcomes = {{
     {Outcome::not_reproduced, "not reproduced"},
     {Outcome::not_run, "not run"},
 }};
+
+/// What a document must hold to be read as a T, and the words for it.
+template <class T>
+struct Shape;
+template <>
+struct Shape<bool> {
+  static constexpr const char* rule = "true or false";
+  static bool fits(const Json& json) { return json.is_boolean(); }
+};
+template <>
+struct Shape<double> {
+  static constexpr const char* rule = "a number";
+  static bool fits(const Json& json) { return json.is_number(); }
+};
+template <>
+struct Shape<uint64_t> {
+  static constexpr const char* rule = "a whole number of at least 0";
+  static bool fits(const Json& json) { return json.is_number_unsigned(); }
+};
+template <>
+struct Shape<int64_t> {
+  static constexpr const char* rule = "a whole number of 64 bits";
+  static bool fits(const Json& json) {
+    constexpr uint64_t most = std::numeric_limits<int64_t>::max();
+    return json.is_number_unsigned() ? json.get<uint64_t>() <= most : json.is_number_integer();
+  }
+};
+template <>
+struct Shape<std::string> {
+  static constexpr const char* rule = "a text";
+  static bool fits(const Json& json) { return json.is_string(); }
+};
+template <class T>
+struct Shape<std::vector<T>> {
+  static constexpr const char* rule =
+      std::is_same_v<T, std::string> ? "a list of texts" : "a list of whole numbers of at least 0";
+  static bool fits(const Json& json) {
+    return json.is_array() && std::ranges::all_of(json, Shape<T>::fits);
+  }
+};
+template <>
+struct Shape<std::map<std::string, std::string>> {
+  static constexpr const char* rule = "an object of texts";
+  static bool fits(const Json& json) {
+    return json.is_object() &&
+           std::ranges::all_of(json, [](const Json& value) { return value.is_string(); });
+  }
+};
 
 /// A part of a document that knows where it is, so that errors can say it: "claims[2].outcome".
 class Reader {
@@ -40,18 +93,14 @@ class Reader {
 
   template <class T>
   void get_to(T& value) const {
-    try {
-      json_.get_to(value);
-    } catch (const Json::exception& error) {
-      TORCH_CHECK_VALUE(false, "the field '", where_, "': ", error.what());
-    }
+    check(Shape<T>::fits(json_), std::string("must be ").append(Shape<T>::rule));
+    json_.get_to(value);
   }
 
   bool is_null() const { return json_.is_null(); }
 
   void check(bool holds, const std::string& rule) const {
-    TORCH_CHECK_VALUE(holds, "the field '", where_, "' ", rule, ", but is ",
-                      json_.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 80));
+    TORCH_CHECK_VALUE(holds, "the field '", where_, "' ", rule, ", but is ", io::shown(json_));
   }
 
  private:

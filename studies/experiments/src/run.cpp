@@ -25,6 +25,7 @@
 #include "ddc/version.h"
 #include "files.h"
 #include "folder_lock.h"
+#include "io/json_text.h"
 
 namespace ddc::experiments {
 namespace {
@@ -274,30 +275,13 @@ class Run {
   std::optional<testbeds::Batch> full_batch_;
 };
 
-/// A piece of a file in an error message: ASCII and short.
-std::string shown(const Json& json) {
-  constexpr size_t kMost = 60;
-  auto text = json.dump(-1, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace);
-  if (text.size() > kMost) text = text.substr(0, kMost) + "...";
-  return text;
-}
+using io::shown;
 
 constexpr int kMostLevels = 16;
 
 /// An object in a file of a run.
 Json parse_file(const fs::path& path) {
-  Json json;
-  try {
-    json = Json::parse(read_text(path), [&](int depth, Json::parse_event_t /*event*/, Json&) {
-      TORCH_CHECK(depth <= kMostLevels, "'", path.string(), "' is nested deeper than ", kMostLevels,
-                  " levels");
-      return true;
-    });
-  } catch (const Json::parse_error& error) {
-    TORCH_CHECK(false, "'", path.string(), "' is not JSON, or is truncated, at byte ", error.byte);
-  } catch (const Json::exception&) {
-    TORCH_CHECK(false, "'", path.string(), "' has a number that is out of range");
-  }
+  auto json = io::parse_json(read_text(path), "'" + path.string() + "'", kMostLevels);
   TORCH_CHECK(json.is_object(), "'", path.string(), "' is ", shown(json), ", must be an object");
   return json;
 }

@@ -289,11 +289,39 @@ TEST_F(WriteReport, WritesAnIndexOfSeveralResults) {
   EXPECT_EQ(read("index.html"), index_page(experiments::read_results(directory_)));
 }
 
+TEST_F(WriteReport, SaysOfAFieldThatDoesNotFitWhatItMustBe) {
+  const Json document(some_result());
+  const auto refused = [&](const char* place, const Json& value, const std::string& rule) {
+    auto changed = document;
+    changed[Json::json_pointer(place)] = value;
+    save("torn.json", changed.dump());
+    try {
+      write_report(directory_);
+      ADD_FAILURE() << place << " is read";
+    } catch (const c10::Error& error) {
+      const std::string text = error.what_without_backtrace();
+      EXPECT_THAT(text, HasSubstr(rule + ", but is "));
+      EXPECT_THAT(text, Not(HasSubstr("json.exception")));
+    }
+  };
+  refused("/name", 3, "the field 'name' must be a text");
+  refused("/quick", "no", "the field 'quick' must be true or false");
+  refused("/threads", 18446744073709551615U, "'threads' must be a whole number of 64 bits");
+  refused("/seeds", {1, -1}, "'seeds' must be a list of whole numbers of at least 0");
+  refused("/missing", {1}, "'missing' must be a list of texts");
+  refused("/versions", {{"ddc", 2}}, "'versions' must be an object of texts");
+  refused("/claims/0/deviation", "much", "'claims[0].deviation' must be a number");
+}
+
 TEST_F(WriteReport, SaysWhatIsWrong) {
   expect_error([&] { write_report(directory_ / "absent"); }, {"no directory", "absent"});
   expect_error([&] { write_report(directory_); }, {"nothing to report", directory_.string()});
   save("torn.json", "{\"name\": ");
-  expect_error([&] { write_report(directory_); }, {"torn.json", "parse error"});
+  expect_error([&] { write_report(directory_); }, {"torn.json", "truncated: the error is at byte"});
+  save("torn.json", std::string(100'000, '[') + std::string(100'000, ']'));
+  expect_error([&] { write_report(directory_); }, {"torn.json", "nested deeper than 64 levels"});
+  save("torn.json", R"({"name": 1e999})");
+  expect_error([&] { write_report(directory_); }, {"torn.json", "number that is out of range"});
   save("torn.json", "{\"name\": \"a\"}");
   expect_error([&] { write_report(directory_); }, {"torn.json", "'title'"});
   save("torn.json", "../a", "A");
