@@ -101,6 +101,10 @@ Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iter
   auto basis = at::empty({std::min<int64_t>(most, 16), matrix.columns}, start.options());
   double next = 0;
   double largest = 0;
+  // Of a product, relative to the largest eigenvalue.
+  const double still =
+      rounding * std::max(10 * std::sqrt(static_cast<double>(matrix.columns)), 400.0);
+  const bool whole = exhausted == Exhausted::restart && matrix.columns <= iterations;
   bool restarted = false;
   bool counting = false;
   for (int64_t k = 0; k < most; ++k) {
@@ -113,7 +117,7 @@ Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iter
     auto image = projected(projection, matrix.product(vector)).clone();
     const double diagonal = at::dot(vector, image).item<double>();
     TORCH_CHECK(std::isfinite(diagonal), "lanczos: a product with the operator is not finite");
-    const double noise = 10 * rounding * std::sqrt(static_cast<double>(matrix.columns)) * largest;
+    const double noise = still * largest;
     // All that is orthogonal is null if a random vector of it is.
     if (restarted && norm_of(image) <= noise) {
       t.beside.pop_back();
@@ -127,7 +131,7 @@ Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iter
     orthogonalise_(image, basis, k + 1);
     next = norm_of(image);
     // What is left of an exhausted space is rounding.
-    if (next <= 10 * rounding * std::sqrt(static_cast<double>(matrix.columns)) * largest) {
+    if (next <= still * largest) {
       if (exhausted == Exhausted::stop) return ritz_of(t, next, /*exhausted=*/true);
       const auto fresh = k + 1 < matrix.columns ? another(basis, k + 1) : at::Tensor();
       if (!fresh.defined()) return all(0);
@@ -138,8 +142,9 @@ Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iter
       vector = fresh;
       continue;
     }
-    // Once a space was exhausted its ends are known, and what goes on is the count.
-    const bool look = tolerance >= 0 && !counting && (k + 1) % 10 == 0;
+    // Once a space was exhausted its ends are known, and what goes on is the count. (A space may be exhausted but for
+    // what rounding made large. Where all steps are allowed, all are made, and nothing can be missed.)
+    const bool look = tolerance >= 0 && !counting && !whole && (k + 1) % 10 == 0;
     if (look) {
       auto standing = ritz_of(t, next, /*exhausted=*/false);
       const double top =
