@@ -1,11 +1,15 @@
 """Curvature modulo symmetry, against brute force and against curvlinops."""
 
 import math
+import runpy
+import sys
+from pathlib import Path
 
 import curvlinops
 import ddc
 import pytest
 import torch
+import transformers
 from ddc import geometry
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -964,6 +968,26 @@ def test_turn_meter_reads_the_angle_of_every_head():
     plain, batches = network("relu")
     with pytest.raises(ValueError, match="no rotation or linear gauge"):
         geometry.TurnMeter(plain, ddc.discover(plain, loss, batches=batches))
+
+
+# ---- The example ---------------------------------------------------------------------------------
+
+
+def test_example_names_every_zero_of_a_hugging_face_model(monkeypatch):
+    """examples/python/geometry.py, on a Llama of a third of the size."""
+    config = transformers.LlamaConfig
+    monkeypatch.setattr(
+        transformers,
+        "LlamaConfig",
+        lambda **options: config(**{**options, "hidden_size": 4, "intermediate_size": 4}),
+    )
+    monkeypatch.setattr(sys, "argv", ["geometry.py"])
+    path = Path(__file__).parents[2] / "examples" / "python" / "geometry.py"
+    torch.set_default_dtype(torch.float32)
+    spectrum = runpy.run_path(str(path))["spectrum"]
+    assert (spectrum.parameters, spectrum.removed, spectrum.zeros) == (212, 32, 0)
+    gauges = dict(spectrum.removed_by)
+    assert gauges["residual:rotation"] == 6 and gauges["lm_head.weight:shift"] == 4
 
 
 # ---- What is refused -----------------------------------------------------------------------------
