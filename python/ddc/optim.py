@@ -8,6 +8,7 @@ there.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 import math
@@ -277,7 +278,7 @@ class Lifted(Optimizer):
         core.step(changed, self.state, self._parameters())
         self._stepped_with.update(changed)
         if not self._had_gradients:
-            self._had_gradients = warn_of_no_gradients(self)
+            self._had_gradients = warn_of_no_gradients(self, depth=6)
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -400,8 +401,9 @@ class Lifted(Optimizer):
                     )
 
     def _check_options(self, group: dict[str, Any]) -> None:
+        values = self._values(group)
         if self._python_rule is None:
-            _C.check_options(self._rule, self._values(group))
+            _C.check_options(self._rule, values)
 
     def _parameters(self) -> list[Tensor]:
         return list(chain.from_iterable(group["params"] for group in self.param_groups))
@@ -787,18 +789,26 @@ def _check_format(groups: ParamGroups) -> None:
             )
 
 
-def warn_of_no_gradients(optimizer: Optimizer) -> bool:
-    """Warn of a first step that found no gradient at all: nothing was stepped. Always True.
+def warn_of_no_gradients(optimizer: Optimizer, depth: int) -> bool:
+    """Warn if a first step found no gradient because parameters have been replaced. Always True.
 
-    That is so when the parameters of the model are others by then than those that the optimizer has.
+    Steps before the first gradient are made to start schedules, and are nothing to warn of; so modules are
+    asked whether they have any of the parameters that came with names. `depth` is that of the call that made
+    the step.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not any(parameter.grad is not None for parameter in parameters):
+    groups = optimizer.param_groups
+    if any(parameter.grad is not None for group in groups for parameter in group["params"]):
+        return True
+    named = {id(p) for group in groups if "param_names" in group for p in group["params"]}
+    # type(): isinstance would ask proxies for their class, which may do anything.
+    modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
+    present = (id(p) for module in modules for p in module.__dict__.get("_parameters", {}).values())
+    if named and not any(each in named for each in present):
         warnings.warn(
-            f"{type(optimizer).__name__}: at the first step no parameter has a gradient, and nothing was "
-            "stepped. If there was a backward before it, the model's parameters are not those that the "
-            "optimizer has: make it after fully_shard, and after whatever else replaces parameters",
-            stacklevel=5,
+            f"{type(optimizer).__name__}: nothing was stepped: no parameter has a gradient, and no module "
+            "has any of these parameters now. Make the optimizer after fully_shard, and after whatever else "
+            "replaces the parameters of a model",
+            stacklevel=depth,
         )
     return True
 

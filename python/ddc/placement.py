@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, SupportsIndex
 
 import torch
@@ -50,6 +52,8 @@ class Hold:
     _known: Named | None = None
     # The thread of the step that is under way, and what its writes are counted from.
     _stepping: tuple[int, int] | None = None
+    # Of steps within steps: the class of the optimizer, and the one that it was made from, both call hooks.
+    _depth = 0
     _had_gradients = False
 
     def __init__(
@@ -152,7 +156,11 @@ class Hold:
     def _before_step(self, *_: Any) -> None:
         with _taking:
             self._check_alone()
+            if self._stepping is not None and self._steps_on_stack(sys._getframe()) > 1:
+                self._depth += 1
+                return
             unfinished, self._stepping = self._stepping, (threading.get_ident(), self._writes())
+            self._depth = 1
         try:
             self._check_step(unfinished)
         except BaseException:
@@ -166,7 +174,7 @@ class Hold:
                 "failed after it had begun to write: some parameters, or their state, may be a step "
                 "ahead of others. Load a checkpoint of both if that matters",
                 RuntimeWarning,
-                stacklevel=6,
+                stacklevel=4,
             )
         present = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         for name, parameter in self._parameters():
@@ -190,9 +198,11 @@ class Hold:
             self._found = None
 
     def _after_step(self, *_: Any) -> None:
-        self._stepping = None
+        self._depth -= 1
+        if self._depth == 0:
+            self._stepping = None
         if not self._had_gradients:
-            self._had_gradients = warn_of_no_gradients(self.optimizer)
+            self._had_gradients = warn_of_no_gradients(self.optimizer, depth=4)
         self._placement.restore()
 
     def _check_alone(self) -> None:
@@ -202,10 +212,20 @@ class Hold:
             return
         # A step that has failed has left its thread's name here: only the thread itself tells.
         frame = sys._current_frames().get(owner)
+        if self._steps_on_stack(frame) > 0:
+            raise RuntimeError("another thread is in the middle of a step of this optimizer")
+
+    def _steps_on_stack(self, frame: FrameType | None) -> int:
+        """How many calls of a step, as torch wraps it with its hooks, are under way in a thread."""
+        steps = 0
         while frame is not None:
-            if frame.f_locals.get("self") is self.optimizer:
-                raise RuntimeError("another thread is in the middle of a step of this optimizer")
+            is_step = (
+                frame.f_code.co_name == "wrapper"
+                and os.path.join("torch", "optim") in frame.f_code.co_filename
+            )
+            steps += is_step and frame.f_locals.get("self") is self.optimizer
             frame = frame.f_back
+        return steps
 
     def _writes(self) -> int:
         """How often parameters and state have been written to."""

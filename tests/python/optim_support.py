@@ -50,18 +50,37 @@ def group() -> ddc.SymmetryGroup:
     return found
 
 
+def _lion(gradient, state, step, lr, betas):
+    update = state["exp_avg"].lerp(gradient, 1 - betas[0]).sign_()
+    state["exp_avg"].lerp_(gradient, 1 - betas[1])
+    return update.mul_(-lr)
+
+
+Lion = ddc.lifted(
+    _lion, init=lambda p: {"exp_avg": torch.zeros_like(p)}, name="Lion", lr=1e-4, betas=(0.9, 0.99)
+)
+
+
 @dataclass(frozen=True)
 class Case:
-    """An optimizer, with a group or without one."""
+    """An optimizer, with a group or without one; or one of torch's under `hold`."""
 
-    kind: type[ddc.Lifted]
+    kind: Any
     grouped: bool
     without: tuple[str, ...] = ()
     place: str | None = None
+    held: bool = False
 
     def __str__(self) -> str:
-        name = self.kind.__name__ + ("-group" if self.grouped else "")
+        name = self.kind.__name__ + ("-held" if self.held else "-group" if self.grouped else "")
         return f"{name}-{self.place}" if self.place else name
+
+    @property
+    def moment(self) -> str | None:
+        """What the average of gradients is called in the state, if there is one by default."""
+        if self.kind is ddc.DDCSgd:
+            return None
+        return "momentum_buffer" if issubclass(self.kind, ddc.DDCMuon) else "exp_avg"
 
     @property
     def placed(self) -> bool:
@@ -83,16 +102,40 @@ class Case:
         params = model_or_params
         if isinstance(params, nn.Module):
             params = params.named_parameters()
+        if self.held:
+            optimizer = self.kind(params, **options)
+            ddc.hold(optimizer, self.group)
+            return optimizer
         if self.place:
             options["placement"] = self.place
-        return self.kind(params, symmetries=self.group, **options)
+        if self.grouped:
+            options["symmetries"] = self.group
+        return self.kind(params, **options)
 
 
 CASES = [Case(kind, grouped) for kind in (ddc.DDCAdam, ddc.DDCMuon) for grouped in (False, True)]
 CASES.append(CASES[1].in_place())
-every_case = pytest.mark.parametrize("case", CASES, ids=str)
+MORE = [
+    Case(kind, grouped)
+    for kind in (ddc.DDCSgd, ddc.DDCShampoo, ddc.DDCSoap, Lion)
+    for grouped in (False, True)
+]
+MORE.append(Case(ddc.Muon, False))
+HELD = [Case(kind, True, held=True) for kind in (torch.optim.AdamW, torch.optim.SGD)]
+# One of a kind of code: a rule in C++ and one in Python. The others are left to `make test-long`.
+_SHORT = ("DDCSgd-group", "Lion")
+
+
+def with_marks(case: Case) -> Any:
+    marks = [pytest.mark.long] if case in MORE and str(case) not in _SHORT else []
+    return pytest.param(case, id=str(case), marks=marks)
+
+
+EVERY = [*CASES, *MORE]
+every_case = pytest.mark.parametrize("case", [with_marks(c) for c in EVERY])
+every_case_and_hold = pytest.mark.parametrize("case", [with_marks(c) for c in (*EVERY, *HELD)])
 every_kind = pytest.mark.parametrize("kind", [ddc.DDCAdam, ddc.DDCMuon])
-grouped_case = pytest.mark.parametrize("case", [c for c in CASES if c.grouped], ids=str)
+grouped_case = pytest.mark.parametrize("case", [with_marks(case) for case in EVERY if case.grouped])
 
 
 def backward(model: nn.Module, batch: int) -> Tensor:

@@ -11,8 +11,7 @@ A test here has the name of the one whose counterpart it is. These have none:
 - CUDA: test_forloop_goes_right_direction_multigpu, test_state_dict_with_cuda_params, and what
   others do with `capturable`;
 - LBFGS alone: test_second_order_optims_return_consistent_types, test_step_iteration;
-- no optimizer is tested: TestLRScheduler, TestSWAUtils. (Schedulers with ours are in
-  test_optim_contract.py.)
+- schedulers and averages: TestLRScheduler, TestSWAUtils. test_torch_suites.py has them by name.
 
 Complex parameters and sparse gradients are refused, and their tests check that this is said.
 """
@@ -29,16 +28,19 @@ import ddc
 import pytest
 import torch
 from optim_support import (
-    CASES,
+    EVERY,
     Case,
+    Lion,
     backward,
     every_case,
+    every_case_and_hold,
     every_kind,
     loss_on,
     network,
     same,
     train,
     weights,
+    with_marks,
 )
 from torch import nn
 from torch.optim.optimizer import (
@@ -88,6 +90,47 @@ def muon_inputs(device: str, dtype: torch.dtype | None = None) -> list[Optimizer
     )
 
 
+def sgd_inputs(device: str, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
+    return _inputs(
+        {
+            "default": {},
+            "non-default lr": {"lr": 0.01},
+            "Tensor lr": {"lr": torch.tensor(0.001)},
+            "momentum": {"momentum": 0.9, "dampening": 0.5},
+            "nesterov": {"momentum": 0.9, "nesterov": True},
+            "nonzero weight_decay": {"weight_decay": 0.1},
+            "maximize": {"weight_decay": 0.1, "maximize": True},
+        }
+    )
+
+
+def factored_inputs(device: str, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
+    return _inputs(
+        {
+            "default": {},
+            "Tensor lr": {"lr": torch.tensor(0.001)},
+            "non-default betas and eps": {"lr": 0.002, "betas": (0.8, 0.95), "eps": 1e-6},
+            "maximize": {"weight_decay": 0.1, "maximize": True},
+        }
+    )
+
+
+def plain_muon_inputs(device: str, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
+    wanted = ("default", "Tensor lr", "no nesterov", "maximize")
+    return [given for given in muon_inputs(device, dtype) if given.desc in wanted]
+
+
+def lion_inputs(device: str, dtype: torch.dtype | None = None) -> list[OptimizerInput]:
+    return _inputs(
+        {
+            "default": {},
+            "Tensor lr": {"lr": torch.tensor(0.001)},
+            "non-default betas": {"lr": 0.002, "betas": (0.8, 0.95)},
+            "maximize": {"weight_decay": 0.1, "maximize": True},
+        }
+    )
+
+
 def _bad(message: str, **kwargs: Any) -> ErrorOptimizerInput:
     return ErrorOptimizerInput(
         OptimizerInput(params=[nn.Parameter(torch.ones(1, 1))], kwargs=kwargs, desc=message),
@@ -121,6 +164,13 @@ def muon_errors(device: str, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
     ]
 
 
+def errors_of_all(device: str, dtype: torch.dtype) -> list[ErrorOptimizerInput]:
+    return get_error_inputs_for_all_optims(device, dtype) + [
+        _bad("option lr must be finite and >= 0, got -1", lr=-1),
+        _bad("option weight_decay must be finite and >= 0, got -1", weight_decay=-1),
+    ]
+
+
 INFOS = {
     kind: OptimizerInfo(
         kind,
@@ -135,6 +185,11 @@ INFOS = {
     for kind, inputs, errors in (
         (ddc.DDCAdam, adam_inputs, adam_errors),
         (ddc.DDCMuon, muon_inputs, muon_errors),
+        (ddc.DDCSgd, sgd_inputs, errors_of_all),
+        (ddc.DDCShampoo, factored_inputs, errors_of_all),
+        (ddc.DDCSoap, factored_inputs, errors_of_all),
+        (ddc.Muon, plain_muon_inputs, errors_of_all),
+        (Lion, lion_inputs, get_error_inputs_for_all_optims),
     )
 }
 optim_db.extend(INFOS.values())
@@ -151,8 +206,10 @@ def inputs_of(case: Case) -> list[tuple[Case, OptimizerInput]]:
 every_input = pytest.mark.parametrize(
     ("case", "options"),
     [
-        pytest.param(case, given.kwargs, id=f"{case}-{given.desc}")
-        for kind_and_group in CASES
+        pytest.param(
+            case, given.kwargs, id=f"{case}-{given.desc}", marks=with_marks(kind_and_group).marks
+        )
+        for kind_and_group in EVERY
         for case, given in inputs_of(kind_and_group)
     ],
 )
@@ -160,7 +217,7 @@ every_input = pytest.mark.parametrize(
 
 def without_decay(case: Case, options: dict[str, Any]) -> dict[str, Any]:
     options = {**options, "weight_decay": 0.0}
-    if case.kind is ddc.DDCMuon:
+    if issubclass(case.kind, ddc.DDCMuon):
         options["adam"] = {**options.get("adam", {}), "weight_decay": 0.0}
     return options
 
@@ -206,7 +263,7 @@ def test_param_groups_weight_decay(case, options):
     named = list(model.named_parameters())
     given = without_decay(case, options)
     decay = {"weight_decay": 0.7}
-    if case.kind is ddc.DDCMuon:
+    if issubclass(case.kind, ddc.DDCMuon):
         decay["adam"] = {"weight_decay": 0.7}
     groups = [{"params": named[::2], **decay}, {"params": named[1::2]}]
     optimizer = case.make(groups, **given)
@@ -236,7 +293,7 @@ def test_param_groups_lr(case, options):
     model = network()
     named = list(model.named_parameters())
     groups = [{"params": named[:2]}, {"params": named[2:], "lr": 0.0}]
-    if case.kind is ddc.DDCMuon:
+    if issubclass(case.kind, ddc.DDCMuon):
         groups[1]["adam"] = {"lr": 0.0}
     before = weights(model)
     optimizer = case.make(groups, **options)
@@ -338,7 +395,7 @@ def test_complex_2d(case):
     parameter = nn.Parameter(torch.randn(2, dtype=torch.complex128))
     with pytest.raises(RuntimeError, match="'z' must be of a floating-point type"):
         optimizer.add_param_group({"params": [("z", parameter)]})
-    assert len(optimizer.param_groups) == (2 if case.kind is ddc.DDCMuon else 1)
+    assert len(optimizer.param_groups) == (2 if issubclass(case.kind, ddc.DDCMuon) else 1)
     train(model, optimizer, range(1))
 
 
@@ -398,8 +455,10 @@ def named_or_not(model: nn.Module, named: bool) -> list[Any]:
 every_naming = pytest.mark.parametrize(
     ("case", "named0", "named1"),
     [
-        pytest.param(case, named0, named1, id=f"{case}-{named0}-{named1}")
-        for case in CASES
+        pytest.param(
+            case, named0, named1, id=f"{case}-{named0}-{named1}", marks=with_marks(case).marks
+        )
+        for case in EVERY
         for named0 in (True, False)
         for named1 in (True, False)
         if not case.grouped or (named0 and named1)
@@ -499,7 +558,7 @@ def test_deepcopy_copies_all_public_attrs(case, options):
     assert twin.symmetries == optimizer.symmetries
 
 
-@every_case
+@every_case_and_hold
 def test_step_post_hook(case):
     model = network()
     optimizer = case.make(model)
@@ -516,7 +575,7 @@ def test_step_post_hook(case):
     assert len(seen) == 1
 
 
-@every_case
+@every_case_and_hold
 def test_step_pre_hook(case):
     model = network()
     optimizer = case.make(model)
@@ -536,7 +595,7 @@ def test_step_pre_hook(case):
     assert len(seen) == 1
 
 
-@every_case
+@every_case_and_hold
 def test_step_all_hooks(case):
     optimizer = case.make(network())
     seen = []
@@ -563,7 +622,7 @@ def test_step_all_hooks(case):
     assert seen == order * 2
 
 
-@every_case
+@every_case_and_hold
 def test_state_dict_pre_hook(case):
     optimizer = case.make(network(), lr=0.5)
 
@@ -577,7 +636,7 @@ def test_state_dict_pre_hook(case):
     assert optimizer.state_dict()["param_groups"][0]["lr"] == 0.5
 
 
-@every_case
+@every_case_and_hold
 def test_state_dict_post_hook(case):
     optimizer = case.make(network())
     optimizer.register_state_dict_post_hook(lambda opt, state: state.update(mark=1))
@@ -585,7 +644,7 @@ def test_state_dict_post_hook(case):
     assert optimizer.state_dict()["mark"] == 2
 
 
-@every_case
+@every_case_and_hold
 def test_state_dict_pre_post_hook(case):
     optimizer = case.make(network(), lr=0.5)
     optimizer.register_state_dict_pre_hook(lambda opt: opt.param_groups[0].update(lr=0.25))
@@ -597,7 +656,7 @@ def test_state_dict_pre_post_hook(case):
     assert optimizer.state_dict()["lr_seen"] == 0.25
 
 
-@every_case
+@every_case_and_hold
 def test_load_state_dict_pre_hook_and_prepend(case):
     model = network()
     optimizer = case.make(model, lr=0.5)
@@ -643,7 +702,7 @@ def test_load_state_dict_post_hook(case):
     assert len(seen) == 1
 
 
-@every_case
+@every_case_and_hold
 def test_load_state_dict_pre_post_hook(case):
     model = network()
     optimizer = case.make(model, lr=0.5)
@@ -729,7 +788,8 @@ def test_mixed_device_dtype(case):
             v for k, v in optimizer.state[own].items() if k in ("exp_avg", "momentum_buffer")
         ]
         wide = own.dtype == torch.float64
-        assert {m.dtype for m in moments} == {torch.float64 if wide else torch.float32}
+        expected = {torch.float64 if wide else torch.float32}
+        assert {m.dtype for m in moments} == (expected if case.moment else set())
 
 
 @every_case

@@ -1,7 +1,36 @@
 """What torch's own tests ask of optimizers, of every optimizer here, and of torch's own under `hold`.
 
 The helpers of those tests (`torch.testing._internal.common_optimizers`) give torch's optimizers with all
-their options. test_optim.py has the tests of TestOptimRenewed one by one, for DDCAdam and DDCMuon.
+their options. test_optim.py has the tests of TestOptimRenewed one by one.
+
+Of TestLRScheduler (test/optim/test_lrscheduler.py) and TestSWAUtils (test_swa_utils.py) these are here or
+elsewhere:
+
+| torch's | here |
+| --- | --- |
+| test_{step,multi_step,exp,poly,cos_anneal}_lr, test_{constantlr,linearlr}, test_lambda_lr, | |
+| test_multiplicative_lr, test_sequentiallr*, test_chained_lr*, test_compound_*, test_cycle_lr_*, | |
+| test_onecycle_lr*, test_CosineAnnealingWarmRestarts*, test_reduce_lr_on_plateau*: rates of a | |
+| schedule are what they are meant to be, and (ours) what the steps are made by | |
+| | test_every_scheduler_sets_rates_that_are_followed |
+| the same with tensors as rates: test_reduce_lr_on_plateau_preserves_lr_type, | |
+| test_constant_initial_lr | test_optim_contract.py: test_a_schedule_is_followed |
+| test_*_state_dict, test_lr_scheduler_state_dict_load, test_cos_anneal_lr_continue | |
+| | test_a_schedule_is_saved_with_the_optimizer |
+| test_new_pattern_no_warning*, test_sequentiallr_no_warnings | test_optim_contract.py: |
+| | test_steps_without_gradients_that_start_a_schedule_say_nothing |
+| test_add_param_group_*_reduce_lr_on_plateau | test_optim_contract.py: |
+| | test_a_group_that_is_added_during_a_schedule_has_the_rates_it_is_given |
+| test_averaged_model_all_devices, test_averaged_model_exponential, | |
+| test_averaged_model_state_dict, test_update_bn_dnn, test_swa_lr_state_dict | |
+| | test_averages_and_their_schedule |
+
+These look at a schedule or an average alone, whatever optimizer there is, and have none:
+test_get_last_lr_*, test_closed_form_*, test_*_with_epoch, test_*_is_constant_for_constant_epoch,
+test_linearlr_start_factor_limits*, test_cycle_lr_invalid_mode, test_error_when_getlr_has_epoch,
+test_raise_error_when_last_epoch_is_greater_than_0_*, test_no_cyclic_references*, test_old_pattern_warning*,
+test_averaged_model_mixed_device, test_averaged_model_default_avg_fn_picklable, test_update_bn_cnn,
+test_bn_update_eval_momentum.
 """
 
 from __future__ import annotations
@@ -14,6 +43,7 @@ import ddc
 import pytest
 import torch
 from optim_support import (
+    Lion,
     backward,
     group,
     loss_on,
@@ -28,17 +58,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
-
-
-def _lion(gradient, state, step, lr, betas):
-    update = state["exp_avg"].lerp(gradient, 1 - betas[0]).sign_()
-    state["exp_avg"].lerp_(gradient, 1 - betas[1])
-    return update.mul_(-lr)
-
-
-Lion = ddc.lifted(
-    _lion, init=lambda p: {"exp_avg": torch.zeros_like(p)}, name="Lion", lr=1e-4, betas=(0.9, 0.99)
-)
 
 Made = Callable[[nn.Module, float], Optimizer]
 
