@@ -111,7 +111,7 @@ fuzz: setup-study setup-fuzz  ## fuzz the readers of files, five minutes in all 
 	cmake --build --preset fuzz -j $(JOBS)
 	@for target in safetensors symmetries description run; do \
 	  mkdir -p build/fuzz/corpus/$$target tests/fuzz/corpus/$$target; \
-	  build/fuzz/tests/fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=65536 -rss_limit_mb=4096 \
+	  build/fuzz/tests/fuzz/fuzz_$$target -max_total_time=$(FUZZ_SECONDS) -max_len=262144 -rss_limit_mb=4096 \
 	    -print_final_stats=1 -artifact_prefix=build/fuzz/$$target- build/fuzz/corpus/$$target \
 	    tests/fuzz/corpus/$$target || exit 1; \
 	done

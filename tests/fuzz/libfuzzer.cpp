@@ -22,8 +22,10 @@ extern "C" int LLVMFuzzerInitialize(int* count, char*** arguments) {
     const std::filesystem::path folder = (*arguments)[i];
     if (!std::filesystem::is_directory(folder)) continue;
     int number = 0;
-    for (const auto& seed : target().seeds()) {
-      std::ofstream(folder / ("seed" + std::to_string(number++)), std::ios::binary) << seed;
+    for (const auto& seeds : {target().seeds(), target().refused()}) {
+      for (const auto& seed : seeds) {
+        std::ofstream(folder / ("seed" + std::to_string(number++)), std::ios::binary) << seed;
+      }
     }
     break;
   }

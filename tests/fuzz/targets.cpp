@@ -121,12 +121,24 @@ void run_description(std::string_view bytes) {
 
 std::vector<std::string> seeds_of_description() { return {trained().state.description}; }
 
+/// Texts that are refused and were a segmentation fault, or took its place.
+std::vector<std::string> deep_texts() {
+  std::vector<std::string> texts;
+  for (const size_t levels : {65, 100'000}) {
+    const std::string nested = std::string(levels, '[') + std::string(levels, ']');
+    texts.push_back(nested);
+    texts.push_back("{\"version\":2,\"groups\":[{\"params\":" + nested + "}]}");
+  }
+  return texts;
+}
+
 }  // namespace
 
 const std::vector<Target>& targets() {
-  static const std::vector<Target> all = {{"safetensors", run_safetensors, seeds_of_safetensors},
-                                          {"symmetries", run_symmetries, seeds_of_symmetries},
-                                          {"description", run_description, seeds_of_description}};
+  static const std::vector<Target> all = {
+      {"safetensors", run_safetensors, seeds_of_safetensors},
+      {"symmetries", run_symmetries, seeds_of_symmetries, deep_texts},
+      {"description", run_description, seeds_of_description, deep_texts}};
   return all;
 }
 

@@ -19,6 +19,8 @@ struct Target {
   void (*run)(std::string_view bytes);
   /// Inputs to start from, which are read without an error.
   std::vector<std::string> (*seeds)();
+  /// Inputs to start from, which are refused.
+  std::vector<std::string> (*refused)() = [] { return std::vector<std::string>(); };
 };
 
 /// Readers of safetensors files, of symmetries and of the description of an optimizer's state in a

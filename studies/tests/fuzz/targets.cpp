@@ -48,10 +48,18 @@ std::vector<std::string> seeds_of_run() {
           std::string(1, '\2') + contents(path / "summary.json")};
 }
 
+std::vector<std::string> deep_files() {
+  std::vector<std::string> files;
+  for (const char which : {'\0', '\2'}) {
+    files.push_back(which + std::string(100'000, '[') + std::string(100'000, ']'));
+  }
+  return files;
+}
+
 }  // namespace
 
 const std::vector<Target>& targets() {
-  static const std::vector<Target> all = {{"run", run_run, seeds_of_run}};
+  static const std::vector<Target> all = {{"run", run_run, seeds_of_run, deep_files}};
   return all;
 }
 
