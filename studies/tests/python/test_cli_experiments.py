@@ -403,6 +403,18 @@ def test_an_experiment_that_is_killed_ten_times_finds_the_same(uninterrupted, tm
     assert written_in(tmp_path) == expected
 
 
+def test_two_processes_on_one_experiment_find_the_same(uninterrupted, tmp_path):
+    both = [start(*EXPERIMENT, "--out", tmp_path) for _ in range(2)]
+    said = [process.communicate(timeout=60)[1] for process in both]
+    # The second one goes on with what is left, or says by name what the first one is at.
+    assert 0 in [process.returncode for process in both], said
+    assert all(
+        p.returncode == 0 or "lock" in s or "another" in s for p, s in zip(both, said, strict=True)
+    )
+    succeed(*EXPERIMENT, "--out", tmp_path)
+    assert written_in(tmp_path) == written_in(uninterrupted[0])
+
+
 def send(process, number):
     """Sends a signal, unless the process is gone."""
     with contextlib.suppress(ProcessLookupError):
