@@ -194,7 +194,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "negative step": (of_tensor("step", lambda t: torch.tensor(-1)), "step' must be >= 0, is -1"),
     "step": (
         of_tensor("step", lambda t: "many"),
-        "step of a parameter must be a number, is 'many'",
+        "step of '.*' must be a number, is 'many'",
     ),
     "nan": (of_tensor("exp_avg", lambda t: t + torch.nan), "exp_avg' has NaN or Inf entries"),
     "inf": (of_tensor("exp_avg", lambda t: t + torch.inf), "exp_avg' has NaN or Inf entries"),
