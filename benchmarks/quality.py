@@ -132,6 +132,8 @@ def arms_of(base: str) -> dict[str, list[Arm]]:
             held("everything held every 10, heads not cut", EVERYTHING, every=10),
             lifted("everything held", EVERYTHING),
         ]
+    elif base != "Adam":
+        main, other = [arm("base"), arm("everything, by default", "lifted", EVERYTHING)], []
     else:
         main = [
             arm("base"),
@@ -155,8 +157,28 @@ def arms_of(base: str) -> dict[str, list[Arm]]:
     return {"main": main, "other": other}
 
 
-RATES = {"Muon": (0.01, 0.02, 0.04), "Adam": (0.00125, 0.0025, 0.005)}
-TIERS = (("Muon", "main"), ("Adam", "main"), ("Muon", "other"), ("Adam", "other"))
+RATES = {
+    "Muon": (0.01, 0.02, 0.04),
+    "Adam": (0.00125, 0.0025, 0.005),
+    "Sgd": (0.1, 0.3, 1.0),
+    "Soap": (0.0025, 0.005, 0.01),
+    "Shampoo": (0.0025, 0.005, 0.01),
+}
+TIERS = (
+    ("Muon", "main"),
+    ("Adam", "main"),
+    ("Muon", "other"),
+    ("Adam", "other"),
+    ("Sgd", "main"),
+    ("Soap", "main"),
+    ("Shampoo", "main"),
+)
+# Bases that are lifted optimizers without symmetries, and options of theirs.
+OTHERS: dict[str, tuple[type[ddc.Lifted], dict[str, Any]]] = {
+    "Sgd": (ddc.DDCSgd, {"momentum": 0.9}),
+    "Soap": (ddc.DDCSoap, {}),
+    "Shampoo": (ddc.DDCShampoo, {}),
+}
 
 
 # ---- Text and model ------------------------------------------------------------------------------
@@ -279,6 +301,9 @@ def optimizer_of(
     if arm.base == "Muon":
         named = parameters_of(arm, model, rate, decay=0.1)
         optimizer = ddc.DDCMuon(named, adam={"lr": rate}, **options)
+    elif arm.base in OTHERS:
+        kind, others = OTHERS[arm.base]
+        optimizer = kind(model.named_parameters(), **{**others, **options})
     elif arm.how == "lifted":
         optimizer = ddc.DDCAdam(model.named_parameters(), **options)
     else:
