@@ -2,6 +2,7 @@
 
     python benchmarks/quality.py --results FILE            # makes the runs that are missing
     python benchmarks/quality.py --results FILE --table    # prints what there is
+    python benchmarks/quality.py --results FILE --table --base-rates
 
 The model is an unmodified Hugging Face Llama (4 layers, 4 heads, --width) on the King James text, which
 `scripts/setup.sh data` writes. A seed fixes the initialisation and the batches, so that arms of one
@@ -451,9 +452,12 @@ class Line:
 
 
 def lines_of(
-    rows: Sequence[Row], rates: Mapping[str, Sequence[float]], seeds: Sequence[int]
+    rows: Sequence[Row],
+    rates: Mapping[str, Sequence[float]],
+    seeds: Sequence[int],
+    base_rates: bool = False,
 ) -> list[Line]:
-    """Lines of the table, in the order in which arms occur."""
+    """Lines of the table, in the order in which arms occur; all at their base's rate, if that is wanted."""
 
     def by_seed(arm: str, rate: float) -> dict[int, Row]:
         own = [row for row in rows if (row["arm"], row["rate"]) == (arm, rate)]
@@ -465,6 +469,8 @@ def lines_of(
         peer_choice = chosen_rate(rows, f"{base}: base", base, rates[base], seeds[0])
         if choice is None or peer_choice is None:
             continue
+        if base_rates:
+            choice = Choice(peer_choice.rate, is_own=arm == f"{base}: base")
         own, peer = by_seed(arm, choice.rate), by_seed(f"{base}: base", peer_choice.rate)
         both = sorted(own.keys() & peer.keys())
         if not both:
@@ -515,7 +521,9 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=Settings.kv_heads)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="+", help="names of the arms to run, as in the table")
-    parser.add_argument("--base-rates", action="store_true", help="no rates but the bases' best")
+    parser.add_argument(
+        "--base-rates", action="store_true", help="no rates but the bases' best, in the table too"
+    )
     parser.add_argument("--table", action="store_true", help="print the table and run nothing")
     options = parser.parse_args()
     width = options.width
@@ -547,7 +555,7 @@ def main() -> None:
 
         tiers = [list(filter(wanted, arms_of(base)[tier])) for base, tier in TIERS]
         study(tiers, RATES, seeds, rows, train, note, options.base_rates)
-    print(table(lines_of(rows, RATES, seeds)))
+    print(table(lines_of(rows, RATES, seeds, options.base_rates)))
 
 
 if __name__ == "__main__":
