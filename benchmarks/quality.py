@@ -2,6 +2,7 @@
 
     python benchmarks/quality.py --results FILE            # makes the runs that are missing
     python benchmarks/quality.py --results FILE --table    # prints what there is
+    python benchmarks/quality.py --results FILE --table --base-rates
 
 The model is an unmodified Hugging Face Llama (4 layers, 4 heads, --width) on the King James text, which
 `scripts/setup.sh data` writes. A seed fixes the initialisation and the batches, so that arms of one
@@ -132,6 +133,8 @@ def arms_of(base: str) -> dict[str, list[Arm]]:
             held("everything held every 10, heads not cut", EVERYTHING, every=10),
             lifted("everything held", EVERYTHING),
         ]
+    elif base != "Adam":
+        main, other = [arm("base"), arm("everything, by default", "lifted", EVERYTHING)], []
     else:
         main = [
             arm("base"),
@@ -155,8 +158,28 @@ def arms_of(base: str) -> dict[str, list[Arm]]:
     return {"main": main, "other": other}
 
 
-RATES = {"Muon": (0.01, 0.02, 0.04), "Adam": (0.00125, 0.0025, 0.005)}
-TIERS = (("Muon", "main"), ("Adam", "main"), ("Muon", "other"), ("Adam", "other"))
+RATES = {
+    "Muon": (0.01, 0.02, 0.04),
+    "Adam": (0.00125, 0.0025, 0.005),
+    "Sgd": (0.1, 0.3, 1.0),
+    "Soap": (0.0025, 0.005, 0.01),
+    "Shampoo": (0.0025, 0.005, 0.01),
+}
+TIERS = (
+    ("Muon", "main"),
+    ("Adam", "main"),
+    ("Muon", "other"),
+    ("Adam", "other"),
+    ("Sgd", "main"),
+    ("Soap", "main"),
+    ("Shampoo", "main"),
+)
+# Bases that are lifted optimizers without symmetries, and options of theirs.
+OTHERS: dict[str, tuple[type[ddc.Lifted], dict[str, Any]]] = {
+    "Sgd": (ddc.DDCSgd, {"momentum": 0.9}),
+    "Soap": (ddc.DDCSoap, {}),
+    "Shampoo": (ddc.DDCShampoo, {}),
+}
 
 
 # ---- Text and model ------------------------------------------------------------------------------
@@ -279,6 +302,9 @@ def optimizer_of(
     if arm.base == "Muon":
         named = parameters_of(arm, model, rate, decay=0.1)
         optimizer = ddc.DDCMuon(named, adam={"lr": rate}, **options)
+    elif arm.base in OTHERS:
+        kind, others = OTHERS[arm.base]
+        optimizer = kind(model.named_parameters(), **{**others, **options})
     elif arm.how == "lifted":
         optimizer = ddc.DDCAdam(model.named_parameters(), **options)
     else:
@@ -426,9 +452,12 @@ class Line:
 
 
 def lines_of(
-    rows: Sequence[Row], rates: Mapping[str, Sequence[float]], seeds: Sequence[int]
+    rows: Sequence[Row],
+    rates: Mapping[str, Sequence[float]],
+    seeds: Sequence[int],
+    base_rates: bool = False,
 ) -> list[Line]:
-    """Lines of the table, in the order in which arms occur."""
+    """Lines of the table, in the order in which arms occur; all at their base's rate, if that is wanted."""
 
     def by_seed(arm: str, rate: float) -> dict[int, Row]:
         own = [row for row in rows if (row["arm"], row["rate"]) == (arm, rate)]
@@ -440,6 +469,8 @@ def lines_of(
         peer_choice = chosen_rate(rows, f"{base}: base", base, rates[base], seeds[0])
         if choice is None or peer_choice is None:
             continue
+        if base_rates:
+            choice = Choice(peer_choice.rate, is_own=arm == f"{base}: base")
         own, peer = by_seed(arm, choice.rate), by_seed(f"{base}: base", peer_choice.rate)
         both = sorted(own.keys() & peer.keys())
         if not both:
@@ -490,7 +521,9 @@ def main() -> None:
     parser.add_argument("--kv-heads", type=int, default=Settings.kv_heads)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="+", help="names of the arms to run, as in the table")
-    parser.add_argument("--base-rates", action="store_true", help="no rates but the bases' best")
+    parser.add_argument(
+        "--base-rates", action="store_true", help="no rates but the bases' best, in the table too"
+    )
     parser.add_argument("--table", action="store_true", help="print the table and run nothing")
     options = parser.parse_args()
     width = options.width
@@ -522,7 +555,7 @@ def main() -> None:
 
         tiers = [list(filter(wanted, arms_of(base)[tier])) for base, tier in TIERS]
         study(tiers, RATES, seeds, rows, train, note, options.base_rates)
-    print(table(lines_of(rows, RATES, seeds)))
+    print(table(lines_of(rows, RATES, seeds, options.base_rates)))
 
 
 if __name__ == "__main__":

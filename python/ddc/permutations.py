@@ -188,18 +188,26 @@ class Permutations(tuple[Permutation, ...]):
             raise ValueError(f"'{os.fspath(path)}': {error}") from None
 
     def check(self, parameters: Iterable[tuple[str, Sequence[int]]]) -> None:
-        """Raise unless there are tensors with these names and axes as long as these units need."""
+        """Raise unless there are tensors with these names and axes as long as these units need.
+
+        Buffers are permuted where they are among the tensors.
+        """
         shapes = dict(parameters)
         for each in self:
             for axis in each.axes:
+                if axis.buffer:
+                    continue
                 shape = shapes.get(axis.tensor)
                 if shape is None:
                     raise ValueError(f"'{each.name}' permutes '{axis.tensor}', which is not there")
                 last = max(max(unit) for unit in axis.indices)
-                if axis.axis >= len(shape) or last >= shape[axis.axis]:
+                matrix = list(shape) if axis.of is None else list(shape)[1:]
+                of_none = axis.of is not None and axis.of >= shape[0]
+                if of_none or axis.axis >= len(matrix) or last >= matrix[axis.axis]:
+                    where = "" if axis.of is None else f" of matrix {axis.of}"
                     raise ValueError(
-                        f"'{each.name}' permutes axis {axis.axis} of '{axis.tensor}' up to index "
-                        f"{last}, which has shape {list(shape)}"
+                        f"'{each.name}' permutes axis {axis.axis}{where} of '{axis.tensor}' up to "
+                        f"index {last}, which has shape {list(shape)}"
                     )
 
     def match_(self, first: Named, second: Named) -> list[Step]:
@@ -245,10 +253,14 @@ def _permutation_of(entry: Mapping[str, Any]) -> Permutation:
         flat = [i for unit in indices for i in unit]
         if len(set(flat)) != len(flat) or min(flat) < 0 or axis["axis"] < 0:
             raise ValueError
+        of = None if axis["of"] is None else int(axis["of"])
+        if of is not None and of < 0:
+            raise ValueError
+        flips, buffer = axis["flips"] is True, axis["buffer"] is True
         axes.append(
-            PermutedAxis(str(axis["tensor"]), int(axis["axis"]), indices, axis["flips"] is True)
+            PermutedAxis(str(axis["tensor"]), int(axis["axis"]), indices, flips, of, buffer)
         )
-    if not axes or len({len(axis.indices) for axis in axes}) != 1:
+    if len({len(axis.indices) for axis in axes}) != 1:
         raise ValueError
     return Permutation(str(entry["name"]), tuple(axes), entry["signs"] is True)
 
@@ -339,9 +351,7 @@ class _Search:
     Norms that keep running means use those, so that what is added before them has a gradient.
     """
 
-    def __init__(
-        self, model: nn.Module, named: Named, loss: Callable[[nn.Module], Tensor]
-    ) -> None:
+    def __init__(self, model: nn.Module, named: Named, loss: Callable[[nn.Module], Tensor]) -> None:
         self.model = model
         self.loss = loss
         self.named = named
@@ -548,7 +558,9 @@ class _Search:
         near = min(names.index(axis.tensor) for axis in axes)
         routers = [
             PermutedAxis(other, 0, axes[0].indices)
-            for other, tensor in sorted(self.named, key=lambda pair: abs(names.index(pair[0]) - near))
+            for other, tensor in sorted(
+                self.named, key=lambda pair: abs(names.index(pair[0]) - near)
+            )
             if tensor.size(0) == len(axes[0].indices) and tensor.dim() in (1, 2)
         ][:_ROUTERS]
         for chosen in ([], *([r] for r in routers), *([r, q] for r in routers for q in routers)):

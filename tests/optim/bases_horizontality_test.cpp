@@ -1,5 +1,5 @@
-// Every base, every gauge of a transformer bound in place: no gauge coordinate moves, and the network
-// trains. (At the canonical place linear gauges are moved back to first order, and every so many steps.)
+// Every base, every gauge of a transformer bound, in place and at the canonical place (moved back in every
+// step): no gauge coordinate moves, and the network trains.
 
 #include <gtest/gtest.h>
 
@@ -22,14 +22,21 @@ struct Base {
 };
 void PrintTo(const Base& base, std::ostream* out) { *out << base.name; }
 
+std::vector<Base> bases_with(const std::string& place, const Treatment& treatment) {
+  return {{"Adam" + place, testbeds::ddc_adam(AdamOptions{.lr = 3e-3}, treatment)},
+          {"MuonExact" + place, testbeds::ddc_muon({.lr = 0.01}, {.lr = 3e-3}, treatment)},
+          {"MuonFast" + place,
+           testbeds::ddc_muon({.lr = 0.01, .method = PolarMethod::fast}, {.lr = 3e-3}, treatment)},
+          {"Sgd" + place, testbeds::lifted<SgdRule>({.lr = 0.1, .momentum = 0.9}, treatment)},
+          {"Shampoo" + place, testbeds::lifted<ShampooRule>({.lr = 3e-3}, treatment)},
+          {"Soap" + place, testbeds::lifted<SoapRule>({.lr = 3e-3}, treatment)}};
+}
+
 std::vector<Base> bases() {
-  return {{"Adam", testbeds::ddc_adam(AdamOptions{.lr = 3e-3}, in_place())},
-          {"MuonExact", testbeds::ddc_muon({.lr = 0.01}, {.lr = 3e-3}, in_place())},
-          {"MuonFast",
-           testbeds::ddc_muon({.lr = 0.01, .method = PolarMethod::fast}, {.lr = 3e-3}, in_place())},
-          {"Sgd", testbeds::lifted<SgdRule>({.lr = 0.1, .momentum = 0.9}, in_place())},
-          {"Shampoo", testbeds::lifted<ShampooRule>({.lr = 3e-3}, in_place())},
-          {"Soap", testbeds::lifted<SoapRule>({.lr = 3e-3}, in_place())}};
+  auto result = bases_with("", in_place());
+  const auto canonical = bases_with("Placed", placed({.project = Projection::step, .every = 1}));
+  result.insert(result.end(), canonical.begin(), canonical.end());
+  return result;
 }
 
 class BasesHorizontality : public ::testing::TestWithParam<Base> {};
@@ -41,6 +48,7 @@ void expect_held_and_trained(const Testbed& bed, const Base& base) {
   const auto params = bed.init(1, at::kDouble);
   const auto result = testbeds::drift(bed, params, bed.gauges(params), base.make,
                                       {.seed = 1, .steps = 150, .type = at::kDouble});
+  testing::Test::RecordProperty("drift", testing::PrintToString(result.largest()));
   EXPECT_LE(result.largest(), 1e-11) << bed.name;
   const auto mean = [&](size_t first) {
     return std::accumulate(result.losses.begin() + static_cast<std::ptrdiff_t>(first),

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 
 import ddc
 import pytest
@@ -49,6 +50,18 @@ def test_copies_in_another_order_and_place_are_at_no_distance(name: str) -> None
     ]
     assert max(apart) < 1e-9
     assert relative(predictions(name, aligned), predictions(name, model)) < 1e-11
+
+
+def survives(found: ddc.Permutations, group: ddc.SymmetryGroup) -> None:
+    """Whether a file has all of it, and it fits what it was found on."""
+    again = ddc.Permutations.from_json(found.to_json())
+    assert again == found
+    again.check(group._core.parameters)
+    for key in ("of", "buffer", "indices", "tensor"):
+        read = json.loads(found.to_json())
+        del read["permutations"][0]["axes"][0][key]
+        with pytest.raises(ValueError, match="no permutations"):
+            ddc.Permutations.from_json(json.dumps(read))
 
 
 class Tanh(nn.Sequential):
@@ -123,6 +136,8 @@ def test_running_means_are_permuted_with_their_channels(affine: bool, training: 
     found = ddc.permutations(model, classify, group)
     # A norm without a shift hands the sign of a channel on to tanh.
     assert sorted((each.units, each.signs) for each in found) == [(5, False), (6, True)]
+    assert any(axis.buffer for each in found for axis in each.axes)
+    survives(found, group)
     torch.manual_seed(9)
     x = images()
 
@@ -154,6 +169,12 @@ def test_experts_have_an_order_and_each_one_of_its_units() -> None:
     assert sorted(each.units for each in found) == sorted(
         [2, 2, experts, experts] + 2 * experts * [6]
     )
+    assert any(axis.of for each in found for axis in each.axes)
+    survives(found, group)
+    last = next(each for each in found if any(axis.of == experts - 1 for axis in each.axes))
+    fewer = [(n, (shape[0] - 1, *shape[1:])) for n, shape in group._core.parameters]
+    with pytest.raises(ValueError, match=f"of matrix {experts - 1}"):
+        ddc.Permutations([last]).check(fewer)
 
     moved = found.shuffle_(copy.deepcopy(model), seed=3)
     losses = []

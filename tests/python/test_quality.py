@@ -68,6 +68,16 @@ def test_table_is_of_the_best_rate_and_of_paired_differences(quality):
     assert "| Muon: worse | 0.01* | 3 | 1.3000 | +0.1000 ± 0.0058 | no |" in text
 
 
+def test_all_arms_can_be_shown_at_the_rate_of_their_base(quality):
+    rows = [*made_up(), *(row("worse", 0.02, seed, 1.5) for seed in SEEDS[1:])]
+    lines = {line.arm: line for line in quality.lines_of(rows, RATES, SEEDS, base_rates=True)}
+    assert {line.rate for line in lines.values()} == {0.02}
+    assert [name for name, line in lines.items() if line.is_own_rate] == ["Muon: base"]
+    assert "Muon: another rate" not in lines
+    worse = lines["Muon: worse"]
+    assert (worse.seeds, worse.loss) == (3, pytest.approx(4.0))
+
+
 def test_an_arm_that_diverges_is_worse(quality):
     rows = [*made_up(), *(row("diverged", rate, 1, math.nan) for rate in RATES["Muon"])]
     line = quality.lines_of(rows, RATES, SEEDS)[-1]
