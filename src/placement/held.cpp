@@ -83,11 +83,14 @@ void Held::find_sets_() {
     for (const size_t k : component.gauges) {
       if (!is_held(k)) continue;
       set_of(k).gauges.push_back(k);
-      set_of(k).coupled = component.coupled;
       for (const auto& leg : plan.gauges[k].legs) {
         const auto& uses = plan.tensors[leg.tensor].blocks;
-        const auto turns_it = [&](const TensorPlan::Use& use) { return turns(use.gauge); };
-        set_of(k).overlapping |= std::count_if(uses.begin(), uses.end(), turns_it) > 1;
+        for (size_t i = 0; i < uses.size(); ++i) {
+          for (size_t j = 0; j < i; ++j) {
+            set_of(k).overlapping |=
+                turns(uses[i].gauge) && turns(uses[j].gauge) && plan.meet(uses[i], uses[j]);
+          }
+        }
       }
     }
     // A vector is emptied after all that flows into it.
@@ -105,6 +108,7 @@ void Held::find_sets_() {
   for (auto& entry : sets) {
     entry.second.deferred = Deferred::make(plan, entry.second.gauges, entry.second.exchanges,
                                            /*planes=*/one_pass_ && !entry.second.overlapping);
+    entry.second.coupled = is_coupled(plan, entry.second.gauges);
     sets_.push_back(std::move(entry.second));
   }
   deferred_of_.assign(plan.tensors.size(), nullptr);

@@ -70,7 +70,7 @@ class Held {
     /// In the order in which they empty their vectors.
     std::vector<size_t> exchanges;
     bool coupled = false;
-    /// Several of them turn one tensor.
+    /// Several of them turn the same entries.
     bool overlapping = false;
     /// Where plain loops will do: scales, and with them what else they can.
     std::optional<Deferred> deferred;
