@@ -603,10 +603,11 @@ Report LiftedOptimizer::report() const {
                           static_cast<double>(clock_.own.size());
   }
   if (!clock_.whole.empty()) {
-    std::vector<double> whole(clock_.whole.begin(), clock_.whole.end());
-    const auto middle = whole.begin() + static_cast<int64_t>(whole.size() / 2);
-    std::nth_element(whole.begin(), middle, whole.end());
-    report.cost.share = *middle > 0 ? report.cost.seconds / *middle : 0;
+    // The first step has no whole time; each of the others is part of its own.
+    const auto sum = [](auto begin, auto end) { return std::accumulate(begin, end, 0.0); };
+    const auto count = static_cast<std::ptrdiff_t>(clock_.whole.size());
+    const double whole = sum(clock_.whole.begin(), clock_.whole.end());
+    report.cost.share = whole > 0 ? sum(clock_.own.end() - count, clock_.own.end()) / whole : 0;
   }
   const bool away = placement_ && placement_->is_original();
   const auto distances = placement_ && !away ? placement_->distances_to_sections()

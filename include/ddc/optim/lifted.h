@@ -109,8 +109,10 @@ struct GaugeReport {
 struct StepCost {
   double bytes = 0;
   double flops = 0;
-  /// The last steps, up to 50: their number, seconds each on average, and these as a share of the time from the
-  /// end of one step to the end of the next (the median). 0 where there were none.
+  /// Those among the operations that are made in float64; the others are made in float32, or in the weights' type.
+  double double_flops = 0;
+  /// The last steps, up to 50: their number, seconds each on average, and their share of the time from the
+  /// end of one step to the end of the next, both summed up. 0 where there were none.
   int64_t steps = 0;
   double seconds = 0;
   double share = 0;
