@@ -358,9 +358,25 @@ void Held::balance_heads_(size_t k, const Sides& turned) {
                  ? matrices.data_ptr<double>() + matrices.stride(0) * static_cast<int64_t>(block)
                  : nullptr;
     };
-    kernels::find_move({gauge.block, of(sides.plus), of(sides.minus), of(turned.plus),
-                        of(turned.minus), of(factor), dual.is_same(factor) ? nullptr : of(dual)},
-                       rounding);
+    kernels::HeadMove head{gauge.block,
+                           of(sides.plus),
+                           of(sides.minus),
+                           of(turned.plus),
+                           of(turned.minus),
+                           of(factor),
+                           dual.is_same(factor) ? nullptr : of(dual)};
+    if (kernels::find_move(head, rounding)) return;
+    const at::NoGradGuard no_grad_here;  // of this thread
+    const auto& both = balances ? sides : turned;
+    at::Tensor sum;
+    for (const auto& side : {both.plus, both.minus}) {
+      if (!side.defined()) continue;
+      const auto own = side[static_cast<int64_t>(block)];
+      sum = sum.defined() ? sum + own : own;
+    }
+    const auto basis = std::get<1>(at::linalg_eigh(sum + sum.mT())).mT().contiguous();
+    head.basis = basis.const_data_ptr<double>();
+    kernels::find_move(head, rounding);
   });
   multiply_(k, factor, dual);
 }
