@@ -24,6 +24,8 @@ constexpr int kSweeps = 8;
 constexpr int kTurns = 3;
 /// Moves that are rounding in float32.
 constexpr double kFloatTolerance = 1e-6;
+/// Weights of sets that are measured together, and then moved: as many as stay in the cache.
+constexpr int64_t kTogether = 1 << 21;
 /// Blocks up to this size fit the caches of one core.
 constexpr int64_t kSmall = 256;
 
@@ -106,9 +108,9 @@ void Held::find_sets_() {
     }
   }
   for (auto& entry : sets) {
+    entry.second.coupled = is_coupled(plan, entry.second.gauges);
     entry.second.deferred = Deferred::make(plan, entry.second.gauges, entry.second.exchanges,
                                            /*planes=*/one_pass_ && !entry.second.overlapping);
-    entry.second.coupled = is_coupled(plan, entry.second.gauges);
     sets_.push_back(std::move(entry.second));
   }
   deferred_of_.assign(plan.tensors.size(), nullptr);
@@ -512,12 +514,26 @@ Frame Held::settled() const {
 
 void Held::restore_() {
   const at::NoGradGuard no_grad;
+  std::vector<Set*> together;
+  int64_t size = 0;
   for (auto& set : sets_) {
     if (std::exchange(set.open, false)) {
       close_(set);
+    } else if (fits_a_pass(set)) {
+      // Between the two passes over them, weights stay in the cache.
+      if (!together.empty() && size + set.deferred->size() > kTogether) {
+        restore_(together);
+        together.clear();
+        size = 0;
+      }
+      together.push_back(&set);
+      size += set.deferred->size();
     } else {
       restore_(set);
     }
+  }
+  restore_(together);
+  for (auto& set : sets_) {
     if (set.deferred) set.deferred->publish_();
   }
   std::ranges::fill(open_of_, nullptr);
@@ -573,6 +589,38 @@ void Held::mix_(Set& set, const std::vector<size_t>& mixing,
   }
 }
 
+bool Held::fits_a_pass(const Set& set) const {
+  return set.deferred && set.deferred->is_complete() && !is_degenerate(set) &&
+         set.deferred->fits() && std::ranges::none_of(set.gauges, [&](size_t k) {
+           return frame_.plan().gauges[k].gauge.mixes() && is_due(k);
+         });
+}
+
+void Held::restore_(const std::vector<Set*>& sets) {
+  const auto due = [&](size_t k) { return is_due(k); };
+  Deferred::Pass pass;
+  std::vector<Set*> moving;
+  for (auto* set : sets) {
+    if (std::ranges::none_of(set->gauges, due)) continue;
+    moving.push_back(set);
+    for (const size_t k : set->exchanges) {
+      if (is_due(k)) empty_(k);
+    }
+    set->deferred->measure_(frame_.gauge_states(), due, pass);
+  }
+  kernels::run(pass);
+  pass.clear();
+  for (auto* set : moving) set->deferred->find_(frame_.gauge_states(), due);
+  for (auto* set : moving) {
+    if (set->deferred->is_finite()) continue;
+    for (auto* other : moving) other->deferred->forget_();
+    check_finite(false, set->gauges.front());
+  }
+  for (auto* set : moving) set->deferred->settle_(/*gradients=*/false, pass);
+  kernels::run(pass);
+  for (auto* set : moving) set->deferred->forget_moves_();
+}
+
 void Held::restore_(Set& set) {
   const auto& plan = frame_.plan();
   std::vector<size_t> folded;
@@ -614,8 +662,11 @@ void Held::restore_(Set& set) {
   };
   const bool at_once = loops != nullptr && loops->is_complete();
   if (at_once) {
-    loops->find_(frame_.gauge_states(), [&](size_t k) { return is_due(k); });
-    if (mixing.empty()) return write();
+    const auto due = [&](size_t k) { return is_due(k); };
+    Deferred::Pass pass;
+    loops->measure_(frame_.gauge_states(), due, pass);
+    kernels::run(pass);
+    loops->find_(frame_.gauge_states(), due);
   } else {
     scale(folded);
     if (!shifts.empty()) write();
