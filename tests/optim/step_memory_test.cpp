@@ -25,6 +25,10 @@ struct Measured {
   double counts = 0;
   /// What the rule remembers, without what gauges do.
   double moments = 0;
+  /// Weights at their last turn, which gauges that mix channels are turned back to.
+  double anchors = 0;
+  /// A number of float64 per row and column of every matrix, eight times.
+  double vectors = 0;
   double peak = 0;
 };
 
@@ -42,6 +46,7 @@ Measured measure(const std::string& network, const OptimizerMaker& make, bool wi
   for (const auto& tensor : params.tensors()) {
     result.model += static_cast<double>(tensor.nbytes());
     result.largest = std::max(result.largest, static_cast<double>(tensor.nbytes()));
+    for (const int64_t size : tensor.sizes()) result.vectors += 8.0 * 8 * static_cast<double>(size);
   }
   const auto gauges = with_gauges ? entry.testbed.gauges(params) : std::vector<Gauge>{};
   backward(entry.testbed, params, entry.testbed.batch(0, at::kFloat));
@@ -53,6 +58,9 @@ Measured measure(const std::string& network, const OptimizerMaker& make, bool wi
                                      })->live());
   result.counts = static_cast<double>(params.size() * sizeof(int64_t));
   for (const auto& slot : dynamic_cast<LiftedOptimizer&>(*optimizer).state_slots()) {
+    if (slot.field.starts_with("anchor.")) {
+      result.anchors += static_cast<double>(slot.tensor->nbytes());
+    }
     if (slot.owner != StateSlot::Owner::parameter) continue;
     result.moments += static_cast<double>(slot.tensor->nbytes());
   }
@@ -60,7 +68,8 @@ Measured measure(const std::string& network, const OptimizerMaker& make, bool wi
   result.peak = static_cast<double>(testbeds::tally_of([&] { optimizer->step(); })->most());
   std::cout << network << ": the state is " << result.state / result.model << " models, the peak "
             << result.peak / result.model << " models or " << result.peak / result.largest
-            << " largest tensors\n";
+            << " largest tensors; anchors " << result.anchors / result.model << " models, vectors "
+            << result.vectors / result.largest << " largest tensors\n";
   return result;
 }
 
@@ -88,6 +97,18 @@ TEST(StepMemory, WithAllGaugesInPlaceIsThatOfStepsInFloat64) {
       EXPECT_LE(measured.moments, 2.1 * measured.model) << network;
       EXPECT_LE(measured.peak, 2 * measured.model + 7 * measured.largest) << network;
     }
+  }
+}
+
+/// At the canonical place a step works on the weights themselves. Beyond AdamW's state it has vectors, what moves
+/// heads, and between steps the weights as they were at the last turn (anchors) of what is turned.
+TEST(StepMemory, WithAllGaugesAtTheCanonicalPlaceIsOneTensorAndAnchors) {
+  for (const auto* network : {"rms_swiglu_rope", "ln_relu"}) {
+    const auto measured = measure(network, ddc_adam(usual_options(), placed()), true);
+    EXPECT_LE(measured.moments, 2 * measured.model + measured.counts) << network;
+    EXPECT_LE(measured.anchors, measured.model) << network;
+    EXPECT_GT(measured.anchors, 0) << network;
+    EXPECT_LE(measured.peak, measured.largest + measured.vectors) << network;
   }
 }
 
