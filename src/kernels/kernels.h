@@ -3,7 +3,7 @@
 #include <cstdint>
 
 // Loops over contiguous memory, for the instruction sets of x86-64 that are told apart at run time. They
-// know nothing of tensors, gauges and threads: whoever calls them hands out ranges (kernels/parallel.h).
+// know nothing of tensors, gauges and threads: whoever calls them hands out ranges (kernels/tensors.h).
 // T is float or double.
 
 namespace ddc::kernels {
