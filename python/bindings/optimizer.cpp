@@ -394,6 +394,7 @@ void bind_optimizer(py::module_& module) {
   py::class_<StepCost>(module, "StepCost")
       .def_readonly("bytes", &StepCost::bytes)
       .def_readonly("flops", &StepCost::flops)
+      .def_readonly("double_flops", &StepCost::double_flops)
       .def_readonly("steps", &StepCost::steps)
       .def_readonly("seconds", &StepCost::seconds)
       .def_readonly("share", &StepCost::share);

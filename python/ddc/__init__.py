@@ -36,7 +36,7 @@ from ddc.audit import Audit, audit
 from ddc.compare import Difference, FunctionDifference, GaugeDifference, TensorDifference
 from ddc.discovery import discover
 from ddc.optim import Lifted, lifted
-from ddc.optimizers import DDCAdam, DDCMuon, DDCSgd, DDCShampoo, DDCSoap, Muon
+from ddc.optimizers import DDCAdam, DDCLion, DDCMuon, DDCSgd, DDCShampoo, DDCSoap, Muon
 from ddc.permutations import Permutation, Permutations, permutations
 from ddc.placement import Hold, hold
 from ddc.symmetry import Element, SymmetryGroup
@@ -47,6 +47,7 @@ __all__ = [
     "Audit",
     "Completeness",
     "DDCAdam",
+    "DDCLion",
     "DDCMuon",
     "DDCSgd",
     "DDCShampoo",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import fnmatch
+import functools
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 import ddc
+from ddc.optim import Lifted
 
 Step = Callable[[], Any]
 Record = dict[str, Any]
@@ -36,6 +38,15 @@ _PLAIN: dict[str, Any] = {
 }
 # Kinds of gauges that turn a whole residual stream.
 _STREAM = "residual rotation"
+# Models of the bars, which `--bars` measures alone.
+BARS = ("llama-12.6m", "gpt2-124m")
+_MANY = "DDCAdam, 1000 tensors of 1 KB"
+# Rows that no bar is about.
+_NO_BARS = (
+    "DDCAdam, scales and shifts",
+    "DDCAdam, everything placed, matrices not held",
+    "hold(AdamW), everything every 10",
+)
 
 
 def _transformers() -> Any:
@@ -249,8 +260,10 @@ def machine() -> Record:
     }
 
 
-def ceilings() -> Record:
+@functools.cache
+def ceilings(threads: int) -> Record:
     """What memory and arithmetic can do on these threads: a copy, and products in float32 and float64."""
+    assert threads == torch.get_num_threads()
     source = torch.randn(1 << 26)
     target = torch.empty_like(source)
     copying = min(seconds(lambda: target.copy_(source)) for _ in range(5))
@@ -280,6 +293,16 @@ def peak_memory(step: Step) -> int:
     return most
 
 
+def anchor_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """What an optimizer keeps of weights at their last turn."""
+    return sum(
+        value.nbytes
+        for entry in optimizer.state.values()
+        for key, value in entry.items()
+        if ".anchor." in key
+    )
+
+
 class Bench:
     """The measurements of one model."""
 
@@ -288,14 +311,25 @@ class Bench:
         self.options = options
         self.model = made(name)
         self.group = found(name, options.groups)
+        self.limits = ceilings(torch.get_num_threads())
         self.rows: dict[str, Record] = {}
 
     def adamw(self) -> torch.optim.AdamW:
         return torch.optim.AdamW(with_gradients(self.model).named_parameters(), lr=1e-4, fused=True)
 
-    def lifted(self, group: ddc.SymmetryGroup | None, **treatment: Any) -> ddc.DDCAdam:
+    def lifted(self, group: ddc.SymmetryGroup | None, **options: Any) -> ddc.DDCAdam:
         named = with_gradients(self.model).named_parameters()
-        return ddc.DDCAdam(named, lr=1e-4, symmetries=group, **treatment)
+        return ddc.DDCAdam(named, lr=1e-4, symmetries=group, **options)
+
+    def roofline(self, optimizer: Lifted) -> float:
+        """Milliseconds that the plan of a step takes at the ceilings of this machine."""
+        plan = optimizer.report().cost
+        single = plan.flops - plan.double_flops
+        return 1e3 * (
+            plan.bytes / self.limits["copy bytes/s"]
+            + single / self.limits["float32 flops/s"]
+            + plan.double_flops / self.limits["float64 flops/s"]
+        )
 
     def held(self, group: ddc.SymmetryGroup, every: int) -> Step:
         optimizer = self.adamw()
@@ -305,19 +339,26 @@ class Bench:
     def note(
         self,
         row: str,
-        make: Callable[[], Step],
+        make: Callable[[], Step | Lifted],
         peer: Step,
         kind: str = "AdamW(fused=True)",
         per_call: int = 1,
     ) -> None:
+        """Measures a row: of a step, or of an optimizer, whose plan gives a bound."""
         if not fnmatch.fnmatch(row, self.options.rows):
             return
-        record = alternating(make(), peer, self.options.repeats, self.options.budget, per_call)
+        own = make()
+        step = own.step if isinstance(own, Lifted) else own
+        record = alternating(step, peer, self.options.repeats, self.options.budget, per_call)
+        bound = self.roofline(own) if isinstance(own, Lifted) else None
+        if bound is not None:
+            record["roofline milliseconds"] = bound
         self.rows[row] = {**record, "peer": kind}
         low, high = record["quartiles"]
+        of_bound = "" if bound is None else f"{bound:.1f} / {record['milliseconds']:.1f}"
         print(
             f"| {row} | {record['ratio']:.2f} ({low:.2f} to {high:.2f}) "
-            f"| {record['milliseconds']:.1f} | {record['rounds']} |",
+            f"| {record['milliseconds']:.1f} | {of_bound} | {record['rounds']} |",
             flush=True,
         )
 
@@ -325,26 +366,65 @@ class Bench:
         everything = self.group
         scales = everything.only("*scale*", "*rescale*", "CE*", "*shift*")
         heads = everything.without(_STREAM)
+        linear = {g.kind for g in everything.gauges if g.action == "linear"}
+        # Scales, shifts, exchanges, shifts of kernels, rotary planes: all that one pass makes.
+        in_pass = heads.without(*linear) if linear else heads
         mixing = {g.kind for g in everything.gauges if g.action in ("rotation", "linear")}
         peer = self.adamw().step
         peer()
         each = {"placement": "canonical", "every": 1}
         unturned = {"project": dict.fromkeys(mixing, "never")} if mixing else {}
-        rows: dict[str, tuple[Callable[[], Step], int]] = {
+        unchecked = {"check_gradients": False}
+        rows: dict[str, tuple[Callable[[], Step | Lifted], int]] = {
             "AdamW(fused=True) again": (lambda: self.adamw().step, 1),
-            "DDCAdam, no group": (lambda: self.lifted(None).step, 1),
-            "DDCAdam, scales and shifts": (lambda: self.lifted(scales, **each).step, 1),
-            "DDCAdam, everything placed, matrices not held": (
-                lambda: self.lifted(everything, **each, **unturned).step,
+            "DDCAdam, no group": (lambda: self.lifted(None), 1),
+            "DDCAdam, no group, check_gradients=False": (
+                lambda: self.lifted(None, **unchecked),
                 1,
             ),
-            "DDCAdam, everything": (lambda: self.lifted(everything).step, 10),
-            "DDCAdam, all head gauges, every step": (lambda: self.lifted(heads, **each).step, 1),
+            "DDCAdam, scales and shifts": (lambda: self.lifted(scales, **each), 1),
+            "DDCAdam, scales to torus, every step": (lambda: self.lifted(in_pass, **each), 1),
+            "DDCAdam, scales to torus, every step, check_gradients=False": (
+                lambda: self.lifted(in_pass, **each, **unchecked),
+                1,
+            ),
+            "DDCAdam, everything placed, matrices not held": (
+                lambda: self.lifted(everything, **each, **unturned),
+                1,
+            ),
+            "DDCAdam, everything": (lambda: self.lifted(everything), 10),
+            "DDCAdam, all head gauges every 10": (lambda: self.lifted(heads), 10),
+            "DDCAdam, all head gauges, every step": (lambda: self.lifted(heads, **each), 1),
             "hold(AdamW), scales and shifts": (lambda: self.held(scales, 1), 1),
+            "hold(AdamW), scales and shifts every 10": (lambda: self.held(scales, 10), 10),
             "hold(AdamW), everything every 10": (lambda: self.held(everything, 10), 10),
         }
-        for row, (make, per_call) in rows.items():
+        of_bars = [row for row in rows if row not in _NO_BARS]
+        for row in of_bars if self.options.bars else rows:
+            make, per_call = rows[row]
             self.note(row, make, peer, per_call=per_call)
+
+    def many(self) -> None:
+        """1000 tensors of 1 KB, which say what a tensor costs whatever its size."""
+
+        def tensors() -> list[nn.Parameter]:
+            generator = torch.Generator().manual_seed(3)
+            drawn = [nn.Parameter(torch.randn(256, generator=generator)) for _ in range(1000)]
+            for parameter in drawn:
+                parameter.grad = torch.randn(256, generator=generator) * 1e-3
+            return drawn
+
+        def plain() -> Step:
+            return torch.optim.AdamW(tensors(), lr=1e-4, fused=True).step
+
+        def own() -> Step:
+            named = [(str(i), parameter) for i, parameter in enumerate(tensors())]
+            return ddc.DDCAdam(named, lr=1e-4).step
+
+        peer = plain()
+        peer()
+        self.note(f"{_MANY}: AdamW again", plain, peer)
+        self.note(_MANY, own, peer)
 
     def muon(self) -> None:
         named = list(with_gradients(self.model).named_parameters())
@@ -368,7 +448,7 @@ class Bench:
         peer()
         kind = "Muon, float32"
         self.note("Muon, float32, again", lambda: beside(PlainMuon), peer, kind)
-        self.note("DDCMuon, everything", lambda: own.step, peer, kind)
+        self.note("DDCMuon, everything", lambda: own, peer, kind)
         if all(p.dim() == 2 for i, (_, p) in enumerate(named) if i not in adam_places):
             self.note("torch.optim.Muon, bfloat16", lambda: beside(torch.optim.Muon), peer, kind)
 
@@ -394,8 +474,8 @@ class Bench:
             f"{row['of a training step']:.3f}"
         )
 
-    def cost(self, limits: Record) -> Record:
-        """Construction, memory, and bytes and flops of the plan against the ceilings."""
+    def cost(self) -> Record:
+        """Construction, memory, and bytes and flops of the plan."""
         constructed: list[ddc.DDCAdam] = []
         construction = seconds(lambda: constructed.append(self.lifted(self.group)))
         (optimizer,) = constructed
@@ -403,15 +483,18 @@ class Bench:
         largest = max(p.nbytes for p in self.model.parameters())
         every = 10
         memory = max(peak_memory(optimizer.step) for _ in range(every))
+        anchors = anchor_bytes(optimizer)
         plan = optimizer.report().cost
-        bound = plan.bytes / limits["copy bytes/s"] + plan.flops / limits["float64 flops/s"]
         record = {
             "construction seconds": construction,
-            "peak bytes of a step": memory,
+            # Weights as they were at the last turn are kept between steps, beyond AdamW's state.
+            "peak bytes of a step": memory + anchors,
+            "bytes of anchors": anchors,
             "largest tensor bytes": largest,
             "plan bytes": plan.bytes,
             "plan flops": plan.flops,
-            "roofline milliseconds": 1e3 * bound,
+            "plan flops in float64": plan.double_flops,
+            "roofline milliseconds": self.roofline(optimizer),
         }
         print(", ".join(f"{key} {value:.4g}" for key, value in record.items()), flush=True)
         return record
@@ -423,24 +506,27 @@ def bench(name: str, options: argparse.Namespace) -> Record:
     print(
         f"\n{name}: {count / 1e6:.1f}M parameters, {len(own.group)} gauges of dimension "
         f"{own.group.dimension}, {torch.get_num_threads()} threads\n\n"
-        "| | in steps of the peer (quartiles) | ms | rounds |\n| --- | --- | --- | --- |"
+        "| | in steps of the peer (quartiles) | ms | bound / measured, ms | rounds |\n"
+        "| --- | --- | --- | --- | --- |"
     )
-    limits = ceilings()
     if "adam" in options.parts:
         own.adam()
+        if name == BARS[0]:
+            own.many()
         own.training()
-    if "muon" in options.parts:
+    # The bar of Muon is one on matrices, of which one model has enough.
+    if "muon" in options.parts and not (options.bars and name != BARS[0]):
         own.muon()
     record: Record = {"rows": own.rows}
     if "cost" in options.parts:
-        record["cost"] = own.cost(limits)
+        record["cost"] = own.cost()
     return {
         "model": name,
         "threads": torch.get_num_threads(),
         "parameters": count,
         "gauges": len(own.group),
         "dimension": own.group.dimension,
-        "ceilings": limits,
+        "ceilings": own.limits,
         **record,
     }
 
@@ -448,14 +534,15 @@ def bench(name: str, options: argparse.Namespace) -> Record:
 def scaling(options: argparse.Namespace) -> Record:
     """The cost of everything against width, depth, heads and number of gauges."""
     print(
-        "\n| | gauges | in steps of AdamW (quartiles) | ms | rounds |\n| --- | --- | --- | --- | --- |"
+        "\n| | in steps of AdamW (quartiles) | ms | bound / measured, ms | rounds |\n"
+        "| --- | --- | --- | --- | --- |"
     )
     rows = {}
     for name in SCALING:
         own = Bench(name, options)
         peer = own.adamw().step
         peer()
-        own.note(name, lambda: own.lifted(own.group).step, peer, per_call=10)  # noqa: B023
+        own.note(name, lambda: own.lifted(own.group), peer, per_call=10)  # noqa: B023
         rows[name] = {**own.rows[name], "gauges": len(own.group)}
     own = Bench("layers 4", options)
     peer = own.adamw().step
@@ -463,14 +550,19 @@ def scaling(options: argparse.Namespace) -> Record:
     for count in range(1, len(kinds) + 1):
         part = own.group.only(*kinds[:count])
         name = f"gauges {len(part)}"
-        own.note(name, lambda: own.lifted(part).step, peer, per_call=10)  # noqa: B023
+        own.note(name, lambda: own.lifted(part), peer, per_call=10)  # noqa: B023
         rows[name] = {**own.rows[name], "gauges": len(part)}
     return {"model": "scaling", "threads": torch.get_num_threads(), "rows": rows}
 
 
 def store(file: Path, record: Record) -> None:
-    """Puts a record into the file, in the place of one of the same model and threads."""
-    records = json.loads(file.read_text()) if file.exists() else []
+    """Puts a record into the file, in the place of one of the same model and threads.
+
+    What other versions have stored goes.
+    """
+    stored = json.loads(file.read_text()) if file.exists() else []
+    version = record["machine"]["ddc"]
+    records = [old for old in stored if old["machine"]["ddc"] == version]
     key = ("model", "threads")
     for old in records:
         if all(old[k] == record[k] for k in key):
@@ -488,8 +580,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="(default: 1 2)")
     parser.add_argument("--repeats", type=int, default=15, help="rounds at most (default: 15)")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="of each row (default: 15)")
     parser.add_argument(
-        "--budget", type=float, default=15, metavar="SECONDS", help="of each row (default: 15)"
+        "--bars",
+        action="store_true",
+        help=f"only rows that have a bar, of {' and '.join(BARS)}, 6 seconds each unless --budget says "
+        "otherwise (less than 20 minutes)",
     )
     parser.add_argument(
         "--parts", nargs="+", choices=("adam", "muon", "cost"), default=["adam", "muon", "cost"]
@@ -507,11 +603,14 @@ def run(options: argparse.Namespace) -> None:
     for name in options.models:
         if name not in [*MODELS, "scaling"]:
             raise ValueError(f"there is no model '{name}'; there are {', '.join(MODELS)}, scaling")
+    if options.budget is None:
+        options.budget = 6 if options.bars else 15
+    models = options.models or (list(BARS) if options.bars else [*MODELS, "scaling"])
     about = machine()
     print(", ".join(f"{key} {value}" for key, value in about.items()))
     for threads in options.threads:
         torch.set_num_threads(threads)
-        for name in options.models or [*MODELS, "scaling"]:
+        for name in models:
             record = scaling(options) if name == "scaling" else bench(name, options)
             if options.out is not None:
                 store(options.out, {**record, "machine": about})

@@ -77,6 +77,11 @@ class DDCSgd(Lifted):
     _declared: ClassVar = declarations(_RULES["DDCSgd"]["options"])
 
 
+class DDCLion(Lifted):
+    _rule = "DDCLion"
+    _declared: ClassVar = declarations(_RULES["DDCLion"]["options"])
+
+
 class DDCShampoo(Lifted):
     _rule = "DDCShampoo"
     _declared: ClassVar = declarations(_RULES["DDCShampoo"]["options"])
@@ -220,6 +225,9 @@ _dress(
     "    :class:`torch.optim.AdamW`.",
 )
 _dress(DDCSgd, "Without symmetries it is :class:`torch.optim.SGD` with decoupled weight decay.")
+_dress(
+    DDCLion, "Lion as in arXiv:2302.06675; entries below `eps` move in proportion to their size."
+)
 _dress(DDCShampoo, "Shampoo as in arXiv:1802.09568, with an average of the gradients.")
 _dress(DDCSoap, "SOAP as in arXiv:2409.11321.")
 _dress(

@@ -252,34 +252,6 @@ void add_radial_modes(Plan& plan) {
   }
 }
 
-bool touches(const GaugePlan& gauge, size_t tensor) {
-  return std::ranges::count(gauge.legs, tensor, &BoundLeg::tensor) > 0;
-}
-
-/// Whether moving one gauge along its orbit changes what another one is re-balanced by.
-bool is_coupled(const Plan& plan, const std::vector<size_t>& gauges) {
-  const auto is_section = [&](size_t k) {
-    return plan.gauges[k].is_scale() || plan.gauges[k].is_linear();
-  };
-  for (const size_t k : gauges) {
-    const auto& gauge = plan.gauges[k];
-    if (!is_section(k)) continue;
-    const bool folded = gauge.is_scale() && gauge.is_folded();
-    if (gauge.self_coupled) return true;
-    for (const size_t other : gauges) {
-      const auto& by = plan.gauges[other];
-      if (other == k || !is_section(other)) continue;
-      // Folded gauges come first in a sweep; the balanced ones after them see the final values.
-      if (!folded && by.is_scale() && by.is_folded()) continue;
-
-      for (size_t l = 0; l < (folded ? 1 : gauge.legs.size()); ++l) {
-        if (touches(by, gauge.legs[l].tensor)) return true;
-      }
-    }
-  }
-  return false;
-}
-
 void add_components(Plan& plan) {
   UnionFind sets(plan.tensors.size());
   for (const auto& gauge : plan.gauges) {
@@ -349,6 +321,49 @@ void cut_heads_(const Gauge& gauge, const Leg& leg, TensorPlan& tensor) {
 }
 
 }  // namespace
+
+bool Plan::meet(const TensorPlan::Use& a, const TensorPlan::Use& b) const {
+  const auto& left = leg(a);
+  const auto& right = leg(b);
+  if (left.tensor != right.tensor) return false;
+  if (left.map.axis() != right.map.axis()) return true;
+  // No channels named: every index is one.
+  const auto& left_of = gauges[a.gauge].gauge.legs[a.leg].channel_of;
+  const auto& right_of = gauges[b.gauge].gauge.legs[b.leg].channel_of;
+  const auto size = static_cast<size_t>(tensors[left.tensor].tensor.size(left.map.axis()));
+  const auto is_in = [](const std::vector<int64_t>& channel_of, size_t i) {
+    return channel_of.empty() || channel_of[i] >= 0;
+  };
+  for (size_t i = 0; i < size; ++i) {
+    if (is_in(left_of, i) && is_in(right_of, i)) return true;
+  }
+  return false;
+}
+
+bool is_coupled(const Plan& plan, const std::vector<size_t>& gauges) {
+  const auto is_section = [&](size_t k) {
+    return plan.gauges[k].is_scale() || plan.gauges[k].is_linear();
+  };
+  for (const size_t k : gauges) {
+    const auto& gauge = plan.gauges[k];
+    if (!is_section(k)) continue;
+    const bool folded = gauge.is_scale() && gauge.is_folded();
+    if (gauge.self_coupled) return true;
+    for (const size_t other : gauges) {
+      const auto& by = plan.gauges[other];
+      if (other == k || !is_section(other)) continue;
+      // Folded gauges come first in a sweep; the balanced ones after them see the final values.
+      if (!folded && by.is_scale() && by.is_folded()) continue;
+
+      for (size_t l = 0; l < (folded ? 1 : gauge.legs.size()); ++l) {
+        for (size_t m = 0; m < by.legs.size(); ++m) {
+          if (plan.meet({k, l}, {other, m})) return true;
+        }
+      }
+    }
+  }
+  return false;
+}
 
 at::Tensor BoundLeg::factor(const at::Tensor& log_unit, double sign,
                             const at::TensorOptions& options) const {

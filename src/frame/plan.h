@@ -203,7 +203,13 @@ struct Plan {
 
   void add(Component component);
   const BoundLeg& leg(const TensorPlan::Use& use) const { return gauges[use.gauge].legs[use.leg]; }
+  /// Whether two legs move entries in common of one tensor: along different axes they do, along the same one
+  /// if they share an index. (Queries, keys and values in one projection do not.)
+  bool meet(const TensorPlan::Use& a, const TensorPlan::Use& b) const;
 };
+
+/// Whether moving one of these gauges along its orbit changes what another one is re-balanced by.
+bool is_coupled(const Plan& plan, const std::vector<size_t>& gauges);
 
 /// Tensors, found by index in Plan::tensors.
 using Tensors = PerTensor<at::Tensor>;

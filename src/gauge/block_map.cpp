@@ -21,16 +21,22 @@ BlockMap::BlockMap(const std::vector<int64_t>& channel_of, int64_t channels, int
     index.insert(index.end(), indices.begin(), indices.end());
   }
   covers_axis_ = static_cast<int64_t>(index.size()) == sizes[axis];
-  bool in_order = covers_axis_;
+  first_ = index.empty() ? 0 : index.front();
+  bool in_order = true;
   for (size_t i = 0; in_order && i < index.size(); ++i) {
-    in_order = index[i] == static_cast<int64_t>(i);
+    in_order = index[i] == first_ + static_cast<int64_t>(i);
   }
   if (!in_order) index_ = at::tensor(index, at::kLong).to(device);
 }
 
-at::Tensor BlockMap::rows(const at::Tensor& tensor) const {
+at::Tensor BlockMap::front(const at::Tensor& tensor) const {
   const auto front = tensor.movedim(axis_, 0);
-  return (index_.defined() ? front.index_select(0, index_) : front)
+  return index_.defined() ? front : front.narrow(0, first_, blocks_ * block_ * copies_);
+}
+
+at::Tensor BlockMap::rows(const at::Tensor& tensor) const {
+  const auto all = front(tensor);
+  return (index_.defined() ? all.index_select(0, index_) : all)
       .reshape({blocks_ * block_ * copies_, -1});
 }
 
@@ -40,14 +46,14 @@ at::Tensor BlockMap::take(const at::Tensor& tensor) const {
 }
 
 void BlockMap::put_(at::Tensor& tensor, const at::Tensor& values) const {
-  auto front = tensor.movedim(axis_, 0);
-  auto shape = front.sizes().vec();
+  auto all = front(tensor);
+  auto shape = all.sizes().vec();
   shape[0] = blocks_ * block_ * copies_;
   const auto source = values.reshape(shape);
   if (index_.defined()) {
-    front.index_copy_(0, index_, source);
+    all.index_copy_(0, index_, source);
   } else {
-    front.copy_(source);
+    all.copy_(source);
   }
 }
 

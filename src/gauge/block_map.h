@@ -38,14 +38,18 @@ class BlockMap {
 
  private:
   at::Tensor rows(const at::Tensor& tensor) const;
+  /// The indices that the map acts on where they follow each other, else all of them; the axis in front.
+  at::Tensor front(const at::Tensor& tensor) const;
 
   int64_t axis_;
   int64_t blocks_;
   int64_t block_;
   int64_t copies_;
   bool covers_axis_;
-  /// Indices along the axis in the order (block, coordinate, copy), unless that is 0, 1, 2, ...
+  /// Indices along the axis in the order (block, coordinate, copy), unless they follow each other from
+  /// `first_` on, as those of a projection do that is fused with others.
   at::Tensor index_;
+  int64_t first_ = 0;
   std::vector<int64_t> sizes_;
 };
 

@@ -11,25 +11,48 @@ namespace ddc::kernels {
 namespace {
 
 /// Numbers that are computed with at a time, whatever the instruction set makes of it.
-constexpr int64_t kLanes = 8;
-using Lanes = double __attribute__((vector_size(kLanes * sizeof(double)), may_alias));
+constexpr int64_t kBytes = 64;
+template <class T>
+struct LanesOf;
+template <>
+struct LanesOf<double> {
+  using Type = double __attribute__((vector_size(kBytes), may_alias));
+};
+template <>
+struct LanesOf<float> {
+  using Type = float __attribute__((vector_size(kBytes), may_alias));
+};
+template <class T>
+using Lanes = typename LanesOf<T>::Type;
 /// Sizes are rounded up to multiples of what one product fills at a time; the rest is zero.
 constexpr int64_t kTileRows = 4;
-constexpr int64_t kTileColumns = 2 * kLanes;
-constexpr std::align_val_t kAligned{64};
+template <class T>
+constexpr int64_t kTileColumns = 2 * kBytes / static_cast<int64_t>(sizeof(T));
+constexpr std::align_val_t kAligned{kBytes};
+
+/// From this share of a move on that may be missing, generators are found in float32: a Newton step corrects what
+/// the one before has left, and its residual is in float64.
+constexpr double kCoarse = 1e-8;
 
 /// Diagonal sums below this share of the largest do not fix a direction.
 constexpr double kRank = 1e-12;
+/// As matrices stand, and in a basis in which they are nearly diagonal: whoever needs more of them as they stand
+/// is better off with a basis.
 constexpr int kNewtonSteps = 4;
 constexpr int kIterations = 8;
+constexpr int kNewtonStepsInBasis = 16;
+constexpr int kIterationsInBasis = 64;
+/// Share of a solution, squared, that may be missing where the next Newton step is to correct it. With more missing
+/// iterations do not get there as matrices stand.
+constexpr double kHopeless = 1e-2;
 /// Norm of a step's generator; far from balance a Newton step overshoots.
 constexpr double kLargestStep = 0.5;
 
 /// Matrices of one size, side by side in memory.
 class Room {
  public:
-  explicit Room(int64_t size)
-      : size_((size + kTileColumns - 1) / kTileColumns * kTileColumns),
+  Room(int64_t size, int64_t multiple)
+      : size_((size + multiple - 1) / multiple * multiple),
         data_(new (kAligned) double[static_cast<size_t>(kMatrices * size_ * size_)]) {}
   ~Room() { ::operator delete[](data_, kAligned); }
   Room(const Room&) = delete;
@@ -39,31 +62,32 @@ class Room {
   double* next() { return data_ + used_++ * size_ * size_; }
 
  private:
-  static constexpr int64_t kMatrices = 16;
+  static constexpr int64_t kMatrices = 23;
   int64_t size_;
   double* data_;
   int64_t used_ = 0;
 };
 
 /// c = a b.
-DDC_INLINE void multiply(int64_t n, const double* a, const double* b, double* c) {
-  for (int64_t j = 0; j < n; j += kTileColumns) {
+template <class T>
+DDC_INLINE void multiply(int64_t n, const T* a, const T* b, T* c) {
+  for (int64_t j = 0; j < n; j += kTileColumns<T>) {
     for (int64_t i = 0; i < n; i += kTileRows) {
-      Lanes sums[kTileRows][2] = {};
+      Lanes<T> sums[kTileRows][2] = {};
       for (int64_t k = 0; k < n; ++k) {
-        const auto* row = reinterpret_cast<const Lanes*>(b + k * n + j);
-        const Lanes left = row[0];
-        const Lanes right = row[1];
+        const auto* row = reinterpret_cast<const Lanes<T>*>(b + k * n + j);
+        const Lanes<T> left = row[0];
+        const Lanes<T> right = row[1];
 #pragma GCC unroll 4
         for (int64_t r = 0; r < kTileRows; ++r) {
-          const double x = a[(i + r) * n + k];
+          const T x = a[(i + r) * n + k];
           sums[r][0] += x * left;
           sums[r][1] += x * right;
         }
       }
 #pragma GCC unroll 4
       for (int64_t r = 0; r < kTileRows; ++r) {
-        auto* to = reinterpret_cast<Lanes*>(c + (i + r) * n + j);
+        auto* to = reinterpret_cast<Lanes<T>*>(c + (i + r) * n + j);
         to[0] = sums[r][0];
         to[1] = sums[r][1];
       }
@@ -72,7 +96,8 @@ DDC_INLINE void multiply(int64_t n, const double* a, const double* b, double* c)
 }
 
 /// to = a + sign a^T.
-DDC_INLINE void add_transpose(int64_t n, const double* a, double sign, double* to) {
+template <class T>
+DDC_INLINE void add_transpose(int64_t n, const T* a, T sign, T* to) {
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < n; ++j) to[i * n + j] = a[i * n + j] + sign * a[j * n + i];
   }
@@ -88,8 +113,9 @@ DDC_INLINE void add_identity(int64_t n, double* a) {
   for (int64_t i = 0; i < n; ++i) a[i * n + i] += 1;
 }
 
-DDC_INLINE double dot(int64_t n, const double* a, const double* b) {
-  double sum = 0;
+template <class T>
+DDC_INLINE T dot(int64_t n, const T* a, const T* b) {
+  T sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n * n; ++i) sum += a[i] * b[i];
   return sum;
@@ -115,73 +141,94 @@ DDC_INLINE void invert(int64_t n, double* a) {
   }
 }
 
-DDC_INLINE double ratio(double a, double b) { return b > 0 ? a / b : 0; }
+template <class T>
+DDC_INLINE T ratio(T a, T b) {
+  return b > 0 ? a / b : 0;
+}
 
-/// Room of a solution, and the share of it that may be missing.
+/// Room of a solution in numbers of type T, and the share of it that may be missing.
+template <class T>
 struct Solver {
+  using Number = T;
   double solved;
-  double* preconditioner;
-  double* residual;
-  double* direction;
-  double* product;
-  double* image;
+  int iterations;
+  int newton_steps;
+  bool as_it_stands;
+  T* m;
+  T* a;
+  T* preconditioner;
+  T* residual;
+  T* direction;
+  T* product;
+  T* image;
 };
 
 /// The A with M A + A M = S, by conjugate gradients; S and A symmetric (sign +1) or skew (-1), so that one
-/// product does. Directions that M does not fix come out as zero.
-DDC_INLINE void lyapunov(int64_t n, const double* m, const double* s, double sign, double* a,
-                         const Solver& room) {
+/// product does. Directions that M does not fix come out as zero. Returns which share of it is missing, squared.
+template <class T>
+DDC_INLINE double lyapunov(int64_t n, const double* m, const double* s, double sign, double* result,
+                           const Solver<T>& room) {
   double largest = 0;
   for (int64_t i = 0; i < n; ++i) largest = std::max(largest, 2 * m[i * n + i]);
+  // In units in which neither squares nor quotients leave the range of float32.
+  const double unit = largest > 0 ? 1 / largest : 1;
+  for (int64_t i = 0; i < n * n; ++i) room.m[i] = static_cast<T>(m[i] * unit);
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < n; ++j) {
-      const double sum = m[i * n + i] + m[j * n + j];
-      room.preconditioner[i * n + j] = sum > largest * kRank ? 1 / sum : 0;
+      const double sum = (m[i * n + i] + m[j * n + j]) * unit;
+      room.preconditioner[i * n + j] = sum > kRank ? static_cast<T>(1 / sum) : T{0};
     }
   }
-  const auto apply = [&](const double* x) DDC_ALWAYS {
-    multiply(n, m, x, room.product);
-    add_transpose(n, room.product, sign, room.image);
+  const auto apply = [&](const T* x) DDC_ALWAYS {
+    multiply(n, room.m, x, room.product);
+    add_transpose(n, room.product, static_cast<T>(sign), room.image);
   };
-  for (int64_t i = 0; i < n * n; ++i) a[i] = s[i] * room.preconditioner[i];
-  apply(a);
-  double size = 0;
-  double left = 0;
-  double product = 0;
+  for (int64_t i = 0; i < n * n; ++i) {
+    room.a[i] = static_cast<T>(s[i] * unit) * room.preconditioner[i];
+  }
+  apply(room.a);
+  T size = 0;
+  T left = 0;
+  T product = 0;
 #pragma omp simd reduction(+ : size, left, product)
   for (int64_t i = 0; i < n * n; ++i) {
-    const double residual = s[i] - room.image[i];
-    const double z = residual * room.preconditioner[i];
+    const T residual = static_cast<T>(s[i] * unit) - room.image[i];
+    const T z = residual * room.preconditioner[i];
     room.residual[i] = residual;
     room.direction[i] = z;
-    size += a[i] * a[i];
+    size += room.a[i] * room.a[i];
     left += z * z;
     product += residual * z;
   }
-  for (int k = 0; k < kIterations && left > room.solved * room.solved * size; ++k) {
+  const auto least = static_cast<T>(room.solved * room.solved);
+  for (int k = 0; k < room.iterations && left > least * size; ++k) {
     apply(room.direction);
-    const double step = ratio(product, dot(n, room.direction, room.image));
-    double next = 0;
+    const T step = ratio(product, dot(n, room.direction, room.image));
+    T next = 0;
     left = 0;
 #pragma omp simd reduction(+ : next, left)
     for (int64_t i = 0; i < n * n; ++i) {
-      a[i] += step * room.direction[i];
-      const double residual = room.residual[i] - step * room.image[i];
-      const double z = residual * room.preconditioner[i];
+      room.a[i] += step * room.direction[i];
+      const T residual = room.residual[i] - step * room.image[i];
+      const T z = residual * room.preconditioner[i];
       room.residual[i] = residual;
       left += z * z;
       next += residual * z;
     }
-    const double again = ratio(next, product);
+    const T again = ratio(next, product);
     for (int64_t i = 0; i < n * n; ++i) {
       room.direction[i] = room.residual[i] * room.preconditioner[i] + again * room.direction[i];
     }
     product = next;
   }
+  for (int64_t i = 0; i < n * n; ++i) result[i] = room.a[i];
+  // What is no number does not become one.
+  return left > least * size ? ratio<double>(left, size) : 0;
 }
 
 /// Whether a Newton step leaves nothing to the next one: what it was solved for, and its square.
-DDC_INLINE bool is_last(double size, double rounding, const Solver& solver) {
+template <class T>
+DDC_INLINE bool is_last(double size, double rounding, const Solver<T>& solver) {
   return size * std::max(size, solver.solved) <= rounding;
 }
 
@@ -195,22 +242,25 @@ DDC_INLINE void write(int64_t n, const double* from, int64_t size, double* to) {
 }
 
 /// The F for which F P F^T and F^-T M F^-1 are equal, by Newton's method from the identity, and its inverse.
-DDC_INLINE void balance(int64_t n, double* p, double* m, double rounding, double* factor,
-                        double* inverse, double* const* spares, const Solver& solver) {
+/// Returns whether it was found.
+template <class T>
+DDC_INLINE bool balance(int64_t n, double* p, double* m, double rounding, double* factor,
+                        double* inverse, double* const* spares, const Solver<T>& solver) {
   double* sum = spares[0];
   double* difference = spares[1];
   double* e = spares[2];
   double* step = spares[3];
   double* undo = spares[4];
   double* spare = spares[5];
-  for (int k = 0; k < kNewtonSteps; ++k) {
+  for (int k = 0; k < solver.newton_steps; ++k) {
     for (int64_t i = 0; i < n * n; ++i) {
       sum[i] = p[i] + m[i];
       difference[i] = m[i] - p[i];
     }
-    lyapunov(n, sum, difference, 1, e, solver);
+    const double missing = lyapunov(n, sum, difference, 1, e, solver);
+    if (missing > kHopeless && solver.as_it_stands) return false;
     const double size = std::sqrt(dot(n, e, e));
-    if (!(size > rounding)) return;
+    if (!(size > rounding)) return missing == 0;
     const double share = size > kLargestStep ? kLargestStep / size : 1;
     for (int64_t i = 0; i < n * n; ++i) e[i] *= share;
     multiply(n, e, e, step);
@@ -226,7 +276,7 @@ DDC_INLINE void balance(int64_t n, double* p, double* m, double rounding, double
     const auto congruent = [&](const double* a, double* b) DDC_ALWAYS {
       times(a, b);
       multiply(n, b, a, spare);
-      add_transpose(n, spare, 1, b);
+      add_transpose(n, spare, 1.0, b);
       for (int64_t i = 0; i < n * n; ++i) b[i] *= 0.5;
     };
     if (k == 0) {
@@ -237,25 +287,29 @@ DDC_INLINE void balance(int64_t n, double* p, double* m, double rounding, double
       multiply(n, inverse, undo, spare);
       std::copy(spare, spare + n * n, inverse);
     }
-    if (is_last(size, rounding, solver)) return;
+    if (missing == 0 && is_last(size, rounding, solver)) return true;
     congruent(step, p);
     congruent(undo, m);
   }
+  return false;
 }
 
-/// The rotation R for which R O^T is symmetric, by Newton's method from the identity.
-DDC_INLINE void turn_back(int64_t n, double* overlap, double rounding, double* turn,
-                          double* const* spares, const Solver& solver) {
+/// The rotation R for which R O^T is symmetric, by Newton's method from the identity. Returns whether it was
+/// found.
+template <class T>
+DDC_INLINE bool turn_back(int64_t n, double* overlap, double rounding, double* turn,
+                          double* const* spares, const Solver<T>& solver) {
   double* even = spares[0];
   double* odd = spares[1];
   double* half = spares[2];
   double* spare = spares[3];
-  for (int k = 0; k < kNewtonSteps; ++k) {
-    add_transpose(n, overlap, 1, even);
-    add_transpose(n, overlap, -1, odd);
-    lyapunov(n, even, odd, -1, half, solver);
+  for (int k = 0; k < solver.newton_steps; ++k) {
+    add_transpose(n, overlap, 1.0, even);
+    add_transpose(n, overlap, -1.0, odd);
+    const double missing = lyapunov(n, even, odd, -1, half, solver);
+    if (missing > kHopeless && solver.as_it_stands) return false;
     const double size = std::sqrt(dot(n, half, half));
-    if (!(size > rounding)) return;
+    if (!(size > rounding)) return missing == 0;
     // Cayley's transform (1 - Z)^-1 (1 + Z) = 2 (1 - Z)^-1 - 1 of a skew matrix is orthogonal whatever its size.
     for (int64_t i = 0; i < n * n; ++i) half[i] = -half[i];
     add_identity(n, half);
@@ -268,19 +322,32 @@ DDC_INLINE void turn_back(int64_t n, double* overlap, double rounding, double* t
       multiply(n, half, turn, spare);
       std::copy(spare, spare + n * n, turn);
     }
-    if (is_last(size, rounding, solver)) return;
+    if (missing == 0 && is_last(size, rounding, solver)) return true;
     transpose(n, half, even);
     multiply(n, overlap, even, spare);
     std::copy(spare, spare + n * n, overlap);
   }
+  return false;
 }
 
-DDC_INLINE void find(const HeadMove& head, double rounding) {
-  Room room(head.size);
+template <class T>
+DDC_INLINE bool find(const HeadMove& head, double rounding) {
+  Room room(head.size, kTileColumns<T>);
   const int64_t n = room.size();
+  const bool in_basis = head.basis != nullptr;
   // Two steps of Newton's leave no more than this squared.
-  const Solver solver{std::sqrt(rounding), room.next(), room.next(),
-                      room.next(),         room.next(), room.next()};
+  const auto next = [&] { return reinterpret_cast<T*>(room.next()); };
+  const Solver<T> solver{std::sqrt(rounding),
+                         in_basis ? kIterationsInBasis : kIterations,
+                         in_basis ? kNewtonStepsInBasis : kNewtonSteps,
+                         !in_basis,
+                         next(),
+                         next(),
+                         next(),
+                         next(),
+                         next(),
+                         next(),
+                         next()};
   double* factor = room.next();
   double* inverse = room.next();
   const int64_t entries = n * n;
@@ -291,15 +358,33 @@ DDC_INLINE void find(const HeadMove& head, double rounding) {
   double* m = room.next();
   double* const spares[] = {room.next(), room.next(), room.next(),
                             room.next(), room.next(), room.next()};
+  double* basis = room.next();
+  double* back = room.next();
+  double* product = room.next();
+  double* image = room.next();
+  double* sum = room.next();
+  if (in_basis) {
+    read(head.size, head.basis, n, basis);
+    for (int64_t i = head.size; i < n; ++i) basis[i * n + i] = 1;
+    transpose(n, basis, back);
+  }
+  const auto take = [&](const double* from, double* to) DDC_ALWAYS {
+    read(head.size, from, n, to);
+    if (!in_basis) return;
+    multiply(n, basis, to, product);
+    multiply(n, product, back, to);
+  };
+  bool is_found = true;
   if (head.plus != nullptr) {
     const auto symmetric = [&](const double* from, double* to) DDC_ALWAYS {
-      read(head.size, from, n, solver.image);
-      add_transpose(n, solver.image, 1, to);
+      take(from, image);
+      add_transpose(n, image, 1.0, to);
       for (int64_t i = 0; i < entries; ++i) to[i] *= 0.5;
     };
     symmetric(head.plus, p);
     symmetric(head.minus, m);
-    balance(n, p, m, rounding, factor, inverse, spares, solver);
+    is_found = balance(n, p, m, rounding, factor, inverse, spares, solver);
+    if (!is_found && !in_basis) return false;
   }
   transpose(n, inverse, m);
   std::swap(inverse, m);  // now the inverse transpose
@@ -309,27 +394,38 @@ DDC_INLINE void find(const HeadMove& head, double rounding) {
     std::fill(overlap, overlap + entries, 0.0);
     const auto add = [&](const double* given, const double* moved) DDC_ALWAYS {
       if (given == nullptr) return;
-      read(head.size, given, n, solver.image);
-      transpose(n, moved, solver.product);
-      multiply(n, solver.image, solver.product, solver.residual);
-      for (int64_t i = 0; i < entries; ++i) overlap[i] += solver.residual[i];
+      take(given, image);
+      transpose(n, moved, product);
+      multiply(n, image, product, sum);
+      for (int64_t i = 0; i < entries; ++i) overlap[i] += sum[i];
     };
     add(head.turned_plus, factor);
     add(head.turned_minus, inverse);
     std::fill(turn, turn + entries, 0.0);
     add_identity(n, turn);
-    turn_back(n, overlap, rounding, turn, spares, solver);
+    is_found &= turn_back(n, overlap, rounding, turn, spares, solver);
+    if (!is_found && !in_basis) return false;
     for (double* each : {factor, inverse}) {
-      multiply(n, turn, each, solver.image);
-      std::copy(solver.image, solver.image + entries, each);
+      multiply(n, turn, each, image);
+      std::copy(image, image + entries, each);
     }
   }
-  write(n, factor, head.size, head.factor);
-  if (head.dual != nullptr) write(n, inverse, head.size, head.dual);
+  const auto give = [&](double* matrix, double* to) DDC_ALWAYS {
+    if (in_basis) {
+      multiply(n, back, matrix, product);
+      multiply(n, product, basis, matrix);
+    }
+    write(n, matrix, head.size, to);
+  };
+  give(factor, head.factor);
+  if (head.dual != nullptr) give(inverse, head.dual);
+  return is_found;
 }
 
 }  // namespace
 
-DDC_CLONES void find_move(const HeadMove& head, double rounding) { find(head, rounding); }
+DDC_CLONES bool find_move(const HeadMove& head, double rounding) {
+  return rounding < kCoarse ? find<double>(head, rounding) : find<float>(head, rounding);
+}
 
 }  // namespace ddc::kernels

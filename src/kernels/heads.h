@@ -20,10 +20,14 @@ struct HeadMove {
   /// the head is only turned: then it is the factor.
   double* factor = nullptr;
   double* dual = nullptr;
+  /// Rows of an orthogonal matrix in which the sum of the Gram matrices is diagonal, or nearly. Null: it is as
+  /// it stands.
+  const double* basis = nullptr;
 };
 
 /// Finds the move, but for generators below `rounding`. What a generator would move is measured, not the matrices:
-/// directions in which these are small are as far off as the others.
-void find_move(const HeadMove& head, double rounding);
+/// directions in which these are small are as far off as the others. Returns whether it was found. Iterations
+/// get there in few steps if the Gram matrices are nearly diagonal; if not, and there is no `basis`, nothing is written.
+bool find_move(const HeadMove& head, double rounding);
 
 }  // namespace ddc::kernels

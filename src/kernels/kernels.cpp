@@ -111,6 +111,34 @@ struct MomentumEntry {
   bool nesterov;
 };
 
+/// Lion: a mean of momentum and gradient, entry by entry over its size.
+template <class T>
+struct LionEntry {
+  static constexpr int kState = 1;
+  static constexpr bool kHasGradient = true;
+
+  explicit DDC_INLINE LionEntry(const LionConstants& constants)
+      : beta1(static_cast<T>(constants.beta1)),
+        beta2(static_cast<T>(constants.beta2)),
+        rest1(static_cast<T>(1 - constants.beta1)),
+        rest2(static_cast<T>(1 - constants.beta2)),
+        // Zero over zero is zero.
+        eps(std::max(static_cast<T>(constants.eps), std::numeric_limits<T>::min())),
+        step(static_cast<T>(-constants.lr)),
+        kept(static_cast<T>(1 - constants.lr * constants.weight_decay)),
+        sign(constants.maximize ? -1 : 1) {}
+
+  DDC_INLINE T operator()(T x, T g, T& m, T& /*second*/) const {
+    const T gradient = sign * g;
+    const T mean = std::fma(rest1, gradient, beta1 * m);
+    m = std::fma(rest2, gradient, beta2 * m);
+    const T size = std::abs(mean);
+    return x * kept + step * (mean / (size > eps ? size : eps));
+  }
+
+  T beta1, beta2, rest1, rest2, eps, step, kept, sign;
+};
+
 /// No step: x as it came in.
 template <class T>
 struct MovedEntry {
@@ -133,6 +161,10 @@ DDC_INLINE void with_rule(const SgdConstants& constants, bool has_state, const B
   } else {
     body(DescentEntry<T>(constants));
   }
+}
+template <class T, class Body>
+DDC_INLINE void with_rule(const LionConstants& constants, bool /*has_state*/, const Body& body) {
+  body(LionEntry<T>(constants));
 }
 template <class T, class Body>
 DDC_INLINE void with_rule(const MoveConstants& constants, bool /*has_state*/, const Body& body) {
@@ -559,6 +591,7 @@ class RowsLoop {
 
 DDC_INLINE bool stores(const AdamConstants& /*constants*/) { return true; }
 DDC_INLINE bool stores(const SgdConstants& /*constants*/) { return true; }
+DDC_INLINE bool stores(const LionConstants& /*constants*/) { return true; }
 DDC_INLINE bool stores(const MoveConstants& constants) { return constants.store; }
 
 /// Whether all exponents are less than `limit`; others carry into the sign. Read from four places at a time, and
@@ -686,6 +719,7 @@ DDC_FOR(double)
 #define DDC_TYPE(S, T, BITS, EXPONENT, HUGE_EXPONENT)                     \
   DDC_STEP(S, T, AdamConstants)                                           \
   DDC_STEP(S, T, SgdConstants)                                            \
+  DDC_STEP(S, T, LionConstants)                                           \
   DDC_CLONES bool all_finite(const S* data, int64_t count) {              \
     return below_loop<BITS>(data, count, BITS{EXPONENT}, BITS{EXPONENT}); \
   }                                                                       \
@@ -698,9 +732,11 @@ DDC_TYPE(Bfloat16, float, uint16_t, 0x7f80U,
          static_cast<uint16_t>(std::bit_cast<uint32_t>(float{kHuge}) >> 16))
 DDC_ROWS(float, AdamConstants)
 DDC_ROWS(float, SgdConstants)
+DDC_ROWS(float, LionConstants)
 DDC_ROWS(float, MoveConstants)
 DDC_ROWS(double, AdamConstants)
 DDC_ROWS(double, SgdConstants)
+DDC_ROWS(double, LionConstants)
 DDC_ROWS(double, MoveConstants)
 
 }  // namespace ddc::kernels

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 // Loops over contiguous memory, for the instruction sets of x86-64 that are told apart at run time. They
-// know nothing of tensors, gauges and threads: whoever calls them hands out ranges (kernels/parallel.h).
+// know nothing of tensors, gauges and threads: whoever calls them hands out ranges (kernels/tensors.h).
 // T is float or double.
 
 namespace ddc::kernels {
@@ -38,13 +38,23 @@ struct SgdConstants {
   bool first = false;
 };
 
+/// The same of Lion.
+struct LionConstants {
+  double lr = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double eps = 0;
+  double weight_decay = 0;
+  bool maximize = false;
+};
+
 /// No step at all: what is to be made on the way in is made, and written if that is asked for.
 struct MoveConstants {
   bool store = true;
 };
 
 /// Weights of storage type S with their gradient and up to two tensors of state, in the type T that is
-/// computed in: the moments of Adam; the buffer of SGD, or none.
+/// computed in: the moments of Adam; the buffer of SGD or Lion; or none.
 template <class S, class T>
 struct Stepped {
   S* weights;
@@ -103,24 +113,34 @@ void step_(const Stepped<float, float>& tensor, int64_t begin, int64_t end,
            const AdamConstants& constants);
 void step_(const Stepped<float, float>& tensor, int64_t begin, int64_t end,
            const SgdConstants& constants);
+void step_(const Stepped<float, float>& tensor, int64_t begin, int64_t end,
+           const LionConstants& constants);
 void step_(const Stepped<double, double>& tensor, int64_t begin, int64_t end,
            const AdamConstants& constants);
 void step_(const Stepped<double, double>& tensor, int64_t begin, int64_t end,
            const SgdConstants& constants);
+void step_(const Stepped<double, double>& tensor, int64_t begin, int64_t end,
+           const LionConstants& constants);
 void step_(const Stepped<Bfloat16, float>& tensor, int64_t begin, int64_t end,
            const AdamConstants& constants);
 void step_(const Stepped<Bfloat16, float>& tensor, int64_t begin, int64_t end,
            const SgdConstants& constants);
+void step_(const Stepped<Bfloat16, float>& tensor, int64_t begin, int64_t end,
+           const LionConstants& constants);
 void step_rows_(const Stepped<float, float>& matrix, const RowEdges<float>& edges, int64_t begin,
                 int64_t end, const AdamConstants& constants);
 void step_rows_(const Stepped<float, float>& matrix, const RowEdges<float>& edges, int64_t begin,
                 int64_t end, const SgdConstants& constants);
+void step_rows_(const Stepped<float, float>& matrix, const RowEdges<float>& edges, int64_t begin,
+                int64_t end, const LionConstants& constants);
 void step_rows_(const Stepped<float, float>& matrix, const RowEdges<float>& edges, int64_t begin,
                 int64_t end, const MoveConstants& constants);
 void step_rows_(const Stepped<double, double>& matrix, const RowEdges<double>& edges, int64_t begin,
                 int64_t end, const AdamConstants& constants);
 void step_rows_(const Stepped<double, double>& matrix, const RowEdges<double>& edges, int64_t begin,
                 int64_t end, const SgdConstants& constants);
+void step_rows_(const Stepped<double, double>& matrix, const RowEdges<double>& edges, int64_t begin,
+                int64_t end, const LionConstants& constants);
 void step_rows_(const Stepped<double, double>& matrix, const RowEdges<double>& edges, int64_t begin,
                 int64_t end, const MoveConstants& constants);
 

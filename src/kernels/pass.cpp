@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <new>
+#include <unordered_map>
 
 #include "kernels/tensors.h"
 
@@ -19,13 +20,50 @@ constexpr int64_t kParts = 32;
 /// Rows of which a part has a multiple.
 constexpr int64_t kRowsOfPart = 64;
 
-/// Memory from the start of a cache line on: loads that straddle two cost a third of a pass.
+/// Memory from the start of a cache line on: loads that straddle two cost a third of a pass. What a thread frees
+/// it keeps for the next step, which asks for the same again: fresh pages cost as much as what is computed there.
+class Kept {
+ public:
+  Kept() = default;
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  ~Kept() {
+    for (const auto& [size, free] : free_) {
+      for (void* data : free) ::operator delete(data, kLine);
+    }
+  }
+
+  void* take(size_t size) {
+    auto& free = free_[size];
+    if (free.empty()) return ::operator new(size, kLine);
+    void* data = free.back();
+    free.pop_back();
+    bytes_ -= size;
+    return data;
+  }
+  void give(void* data, size_t size) {
+    if (bytes_ + size > kMost) return ::operator delete(data, kLine);
+    free_[size].push_back(data);
+    bytes_ += size;
+  }
+
+  static Kept& of_thread() {
+    thread_local Kept kept;
+    return kept;
+  }
+
+ private:
+  static constexpr std::align_val_t kLine{64};
+  static constexpr size_t kMost = 1 << 23;
+  std::unordered_map<size_t, std::vector<void*>> free_;
+  size_t bytes_ = 0;
+};
+
 template <class T>
 struct Aligned {
   using value_type = T;
-  static constexpr std::align_val_t kLine{64};
-  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
-  void deallocate(T* data, size_t /*count*/) { ::operator delete(data, kLine); }
+  T* allocate(size_t count) { return static_cast<T*>(Kept::of_thread().take(count * sizeof(T))); }
+  void deallocate(T* data, size_t count) { Kept::of_thread().give(data, count * sizeof(T)); }
   bool operator==(const Aligned& /*other*/) const { return true; }
 };
 template <class T>
@@ -36,10 +74,11 @@ Numbers<T> converted(const std::vector<double>& values) {
   return {values.begin(), values.end()};
 }
 
-/// 1 / x; 0 stays what divides nothing.
-std::vector<double> inverses(const std::vector<double>& values) {
-  std::vector<double> result(values.size());
-  std::transform(values.begin(), values.end(), result.begin(), [](double x) { return 1 / x; });
+/// 1 / x of those that gradients are divided by; nothing where there is no gradient.
+template <class T>
+Numbers<T> inverses(const std::vector<double>& values, const void* gradient) {
+  Numbers<T> result(gradient == nullptr ? 0 : values.size());
+  for (size_t i = 0; i < result.size(); ++i) result[i] = static_cast<T>(1 / values[i]);
   return result;
 }
 
@@ -59,9 +98,9 @@ class Rows {
         size_(entry.weights.dim() == 2 ? entry.weights.size(0) : 1),
         columns_(entry.weights.size(-1)),
         row_(converted<T>(edges_.rows)),
-        row_inverse_(converted<T>(inverses(edges_.rows))),
+        row_inverse_(inverses<T>(edges_.rows, stepped.gradient)),
         column_(converted<T>(edges_.columns)),
-        column_inverse_(converted<T>(inverses(edges_.columns))),
+        column_inverse_(inverses<T>(edges_.columns, stepped.gradient)),
         row_shift_(converted<T>(edges_.row_shift)),
         row_pattern_(converted<T>(edges_.row_pattern)),
         column_shift_(converted<T>(edges_.column_shift)),
@@ -100,9 +139,9 @@ class Rows {
       rows_of.items = reinterpret_cast<const int64_t(*)[2]>(edges_.items.data());
     }
     rows_of.row = data_of(row_);
-    rows_of.row_inverse = data_of(row_inverse_);
+    rows_of.row_inverse = data_of(row_inverse_.empty() ? row_ : row_inverse_);
     rows_of.column = data_of(column_);
-    rows_of.column_inverse = data_of(column_inverse_);
+    rows_of.column_inverse = data_of(column_inverse_.empty() ? column_ : column_inverse_);
     rows_of.row_shift = data_of(row_shift_);
     rows_of.row_pattern = data_of(row_pattern_);
     rows_of.column_shift = data_of(column_shift_);
@@ -170,7 +209,7 @@ class Rows {
   std::array<Numbers<T>, 2> row_dots_, column_dots_;
   int64_t per_part_ = 0;
   std::vector<std::pair<int64_t, int64_t>> parts_;
-  std::vector<double> parts_of_columns_;
+  Numbers<double> parts_of_columns_;
 };
 
 }  // namespace

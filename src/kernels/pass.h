@@ -52,7 +52,7 @@ struct Edges {
 };
 
 /// How a tensor is stepped.
-using Constants = std::variant<AdamConstants, SgdConstants, MoveConstants>;
+using Constants = std::variant<AdamConstants, SgdConstants, LionConstants, MoveConstants>;
 
 /// A tensor of a pass, with its gradient and state.
 struct PassEntry {

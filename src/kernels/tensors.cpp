@@ -54,12 +54,16 @@ int64_t grain(int64_t other_size) {
   return std::max<int64_t>(1, kPiece / std::max<int64_t>(1, other_size));
 }
 
+bool is_dense(const at::Tensor& tensor) {
+  return tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
+         tensor.is_non_overlapping_and_dense();
+}
+
 }  // namespace
 
 bool fits(const at::Tensor& tensor) {
-  return tensor.device().is_cpu() && tensor.layout() == at::kStrided &&
-         (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble) &&
-         tensor.is_non_overlapping_and_dense();
+  return (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble) &&
+         is_dense(tensor);
 }
 
 bool fits_matrix(const at::Tensor& tensor) {
@@ -135,7 +139,7 @@ bool all_below(const std::vector<at::Tensor>& tensors, double limit, const IsBel
   std::unordered_map<at::Device, std::vector<at::Tensor>> others;
   for (const auto& tensor : tensors) {
     if (tensor.numel() == 0) continue;
-    if (fits(tensor)) {
+    if (fits(tensor) || (tensor.scalar_type() == at::kBFloat16 && is_dense(tensor))) {
       fitting.push_back(tensor);
       counts.push_back(tensor.numel());
     } else {
@@ -151,10 +155,13 @@ bool all_below(const std::vector<at::Tensor>& tensors, double limit, const IsBel
   }
   std::atomic<bool> below = true;
   in_pieces(counts, [&](size_t i, int64_t begin, int64_t end) {
-    with_type(fitting[i], [&](auto zero) {
-      const auto* data = fitting[i].const_data_ptr<decltype(zero)>();
+    const auto look = [&](const auto* data) {
       if (!is_below(data + begin, end - begin)) below = false;
-    });
+    };
+    if (fitting[i].scalar_type() == at::kBFloat16) {
+      return look(reinterpret_cast<const Bfloat16*>(fitting[i].const_data_ptr<at::BFloat16>()));
+    }
+    with_type(fitting[i], [&](auto zero) { look(fitting[i].const_data_ptr<decltype(zero)>()); });
   });
   return below;
 }

@@ -52,6 +52,13 @@ Counter& Counter::operator+=(int64_t by) {
 
 void Counter::reset() { value_.zero_(); }
 
+OptionList LiftedOptions::common() {
+  return {
+      {"check_gradients", check_gradients,
+       "look for NaN and Inf in gradients before anything is changed; false where a GradScaler or "
+       "clip_grad_norm_(error_if_nonfinite=True) has looked"}};
+}
+
 OptionValues LiftedOptions::values() const {
   // The list is only read.
   return const_cast<LiftedOptions*>(this)->list().values();
@@ -217,13 +224,20 @@ double LiftedOptimizer::flops(const TensorView& /*view*/, const LiftedOptions& /
   return 0;
 }
 
+bool LiftedOptimizer::computes_in_double(const LiftedOptions& /*options*/) const { return false; }
+
 StepCost LiftedOptimizer::planned_cost() const {
   StepCost cost;
   for (size_t t = 0; t < frame_->plan().tensors.size(); ++t) {
     const auto& tensor = frame_->plan().tensors[t].tensor;
+    const auto& options = options_of(frame_->plan().tensors[t].param_group);
     // Weights are read and written, gradients checked and read, state read and written.
-    cost.bytes += 4 * static_cast<double>(tensor.nbytes());
-    cost.flops += flops(view_of(t), options_of(frame_->plan().tensors[t].param_group));
+    cost.bytes += (options.check_gradients ? 4 : 3) * static_cast<double>(tensor.nbytes());
+    const double of_rule = flops(view_of(t), options);
+    cost.flops += of_rule;
+    if (tensor.scalar_type() == at::kDouble || computes_in_double(options)) {
+      cost.double_flops += of_rule;
+    }
     const auto found = state_.find(tensor.unsafeGetTensorImpl());
     if (found == state_.end()) continue;
     for (const auto& [name, field] : static_cast<LiftedParamState&>(*found->second).tensors()) {
@@ -237,8 +251,10 @@ StepCost LiftedOptimizer::planned_cost() const {
     for (const auto& leg : gauge.legs) {
       const auto& tensor = frame().plan().tensors[leg.tensor].tensor;
       const double products = gauge.is_linear() ? 3 : 2;
-      cost.flops +=
+      const double own =
           share * products * 2 * static_cast<double>(tensor.numel() * leg.blocks->block());
+      cost.flops += own;
+      if (tensor.scalar_type() == at::kDouble) cost.double_flops += own;
       cost.bytes += share * (products + 2) * static_cast<double>(tensor.nbytes());
     }
   }
@@ -415,12 +431,14 @@ std::vector<bool> LiftedOptimizer::check_gradients() {
                 "' is sparse; only dense gradients are supported");
     TORCH_CHECK(gradient.sizes() == tensor.tensor.sizes(), "the gradient of '", tensor.name,
                 "' has shape ", gradient.sizes(), ", the parameter ", tensor.tensor.sizes());
-    gradients.push_back(gradient);
+    if (options_of(tensor.param_group).check_gradients) gradients.push_back(gradient);
   }
   if (kernels::none_huge(gradients)) return has_gradient;
   is_huge_ = true;
   for (const auto& tensor : frame_->plan().tensors) {
-    TORCH_CHECK(!tensor.tensor.grad().defined() || kernels::all_finite({tensor.tensor.grad()}),
+    TORCH_CHECK(!tensor.tensor.grad().defined() ||
+                    !options_of(tensor.param_group).check_gradients ||
+                    kernels::all_finite({tensor.tensor.grad()}),
                 "the gradient of '", tensor.name,
                 "' has NaN or Inf entries; the step was not made and nothing was changed");
   }
@@ -603,10 +621,11 @@ Report LiftedOptimizer::report() const {
                           static_cast<double>(clock_.own.size());
   }
   if (!clock_.whole.empty()) {
-    std::vector<double> whole(clock_.whole.begin(), clock_.whole.end());
-    const auto middle = whole.begin() + static_cast<int64_t>(whole.size() / 2);
-    std::nth_element(whole.begin(), middle, whole.end());
-    report.cost.share = *middle > 0 ? report.cost.seconds / *middle : 0;
+    // The first step has no whole time; each of the others is part of its own.
+    const auto sum = [](auto begin, auto end) { return std::accumulate(begin, end, 0.0); };
+    const auto count = static_cast<std::ptrdiff_t>(clock_.whole.size());
+    const double whole = sum(clock_.whole.begin(), clock_.whole.end());
+    report.cost.share = whole > 0 ? sum(clock_.own.end() - count, clock_.own.end()) / whole : 0;
   }
   const bool away = placement_ && placement_->is_original();
   const auto distances = placement_ && !away ? placement_->distances_to_sections()

@@ -145,6 +145,10 @@ double MuonRule::flops(const TensorView& view, const Options& options) {
   return count * polar_flops(rows, cols, options.method);
 }
 
+bool MuonRule::computes_in_double(const Options& options) {
+  return options.method != PolarMethod::newton_schulz;
+}
+
 void MuonRule::change_basis(State& state, const BasisChange& change) {
   AdamRule::change_basis(state.moments, change);
   change.apply_(state.momentum_buffer);

@@ -1,6 +1,7 @@
 #include "ddc/optim/registry.h"
 
 #include "ddc/optim/adam.h"
+#include "ddc/optim/lion.h"
 #include "ddc/optim/muon.h"
 #include "ddc/optim/sgd.h"
 #include "ddc/optim/shampoo.h"
@@ -22,9 +23,9 @@ RegisteredRule entry() {
 }  // namespace
 
 const std::vector<RegisteredRule>& registered_rules() {
-  static const std::vector<RegisteredRule> rules{entry<AdamRule>(), entry<MuonRule>(),
-                                                 entry<SgdRule>(), entry<ShampooRule>(),
-                                                 entry<SoapRule>()};
+  static const std::vector<RegisteredRule> rules{entry<AdamRule>(),    entry<MuonRule>(),
+                                                 entry<SgdRule>(),     entry<LionRule>(),
+                                                 entry<ShampooRule>(), entry<SoapRule>()};
   return rules;
 }
 

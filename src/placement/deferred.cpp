@@ -319,6 +319,12 @@ std::vector<size_t> Deferred::tensors() const {
   return result;
 }
 
+int64_t Deferred::size() const {
+  int64_t result = 0;
+  for (const auto& entry : entries_) result += entry.weights.numel();
+  return result;
+}
+
 bool Deferred::fits() const {
   return std::ranges::all_of(entries_,
                              [](const Entry& e) { return kernels::takes_edges(e.weights); });
@@ -542,15 +548,20 @@ void Deferred::close_(const std::vector<GaugeState>& states, const IsDue& is_due
   turn_(is_due);
 }
 
-void Deferred::find_(const std::vector<GaugeState>& states, const IsDue& is_due) {
+void Deferred::measure_(const std::vector<GaugeState>& states, const IsDue& is_due, Pass& pass) {
   for (auto& entry : entries_) forget_(entry);
   for (auto& scale : scales_) {
     if (scale.folded && is_due(scale.gauge)) collect_(scale, states[scale.gauge], false);
   }
   want_(is_due, /*in_step=*/false);
-  std::vector<size_t> all(entries_.size());
-  std::iota(all.begin(), all.end(), 0);
-  measure_(all);
+  for (auto& entry : entries_) {
+    if (wants_sums_(entry)) {
+      pass.push_back({entry.weights, {}, {}, kernels::MoveConstants{.store = false}, &entry.edges});
+    }
+  }
+}
+
+void Deferred::find_(const std::vector<GaugeState>& states, const IsDue& is_due) {
   shift_(is_due, /*in_step=*/false);
   balance_(states, is_due);
 }
@@ -573,20 +584,22 @@ double Deferred::collect_(const std::vector<size_t>& gauges,
 
 // ---- Moves that bring gauges back to the section -------------------------------------------------------
 
+bool Deferred::wants_sums_(Entry& entry) {
+  if (!entry.is_matrix()) return false;
+  entry.measured = {entry.edges.rows, entry.edges.columns};
+  entry.means = {};
+  const auto wanted = [](const kernels::Edges::Dot& dot) { return !dot.weights.empty(); };
+  return entry.edges.wants_row_squares || entry.edges.wants_column_squares ||
+         std::ranges::any_of(entry.edges.row_dots, wanted) ||
+         std::ranges::any_of(entry.edges.column_dots, wanted);
+}
+
 void Deferred::measure_(const std::vector<size_t>& entries) {
-  std::vector<kernels::PassEntry> pass;
+  Pass pass;
   std::map<size_t, kernels::Edges> seen;
   for (const size_t e : std::set<size_t>(entries.begin(), entries.end())) {
     auto& entry = entries_[e];
-    if (!entry.is_matrix()) continue;
-    entry.measured = {entry.edges.rows, entry.edges.columns};
-    entry.means = {};
-    const auto wanted = [](const kernels::Edges::Dot& dot) { return !dot.weights.empty(); };
-    if (!entry.edges.wants_row_squares && !entry.edges.wants_column_squares &&
-        std::ranges::none_of(entry.edges.row_dots, wanted) &&
-        std::ranges::none_of(entry.edges.column_dots, wanted)) {
-      continue;
-    }
+    if (!wants_sums_(entry)) continue;
     auto* edges = &entry.edges;
     if (!complete_ && entry.gain) {
       // Gains that are not folded count in what is seen through them.
@@ -658,12 +671,18 @@ double Deferred::collect_(Scale& scale, const GaugeState& state, bool on_the_way
     log_moves[c] = (target[c] - section) / scale.weight;
     largest = std::max(largest, std::abs(log_moves[c]));
   }
+  // Legs have one of few exponents; powers are taken once per channel.
+  std::map<double, std::vector<double>> powers;
   for (const auto& leg : scale.legs) {
     auto& entry = entries_[leg.entry];
+    auto& power = powers[leg.exponent];
+    if (power.empty()) {
+      power.resize(channels);
+      for (size_t c = 0; c < channels; ++c) power[c] = std::exp(log_moves[c] * leg.exponent);
+    }
     std::vector<double> factors(leg.channel_of.size(), 1.0);
     for (size_t i = 0; i < factors.size(); ++i) {
-      if (leg.channel_of[i] < 0) continue;
-      factors[i] = std::exp(log_moves[static_cast<size_t>(leg.channel_of[i])] * leg.exponent);
+      if (leg.channel_of[i] >= 0) factors[i] = power[static_cast<size_t>(leg.channel_of[i])];
     }
     if (!on_the_way_out) {
       multiply_(entry.factors(leg.axis), factors);
@@ -829,7 +848,17 @@ void Deferred::gather_nothing_(kernels::Edges& edges) {
 }
 
 void Deferred::settle_(bool gradients) {
-  std::vector<kernels::PassEntry> pass;
+  Pass pass;
+  settle_(gradients, pass);
+  kernels::run(pass);
+  forget_moves_();
+}
+
+void Deferred::forget_moves_() {
+  for (auto& entry : entries_) forget_(entry);
+}
+
+void Deferred::settle_(bool gradients, Pass& pass) {
   for (auto& entry : entries_) {
     if (!entry.is_pending()) continue;
     auto& gradient = entry.weights.mutable_grad();
@@ -841,8 +870,6 @@ void Deferred::settle_(bool gradients) {
       write_(entry, current(entry));
     }
   }
-  kernels::run(pass);
-  for (auto& entry : entries_) forget_(entry);
 }
 
 at::Tensor Deferred::settled(size_t t) const {
@@ -909,7 +936,7 @@ void Deferred::publish_() {
 }
 
 void Deferred::forget_() {
-  for (auto& entry : entries_) forget_(entry);
+  forget_moves_();
   publish_();
 }
 

@@ -62,7 +62,12 @@ class Deferred {
 
   // ---- Without a step
 
-  /// Folds gains and finds the moves of all but exchanges; nothing else is pending.
+  // Several may share a pass over memory, which is made in between.
+
+  using Pass = std::vector<kernels::PassEntry>;
+  /// Folds gains, and adds what gathers the sums of all but exchanges; nothing else is pending.
+  void measure_(const std::vector<GaugeState>& states, const IsDue& is_due, Pass& pass);
+  /// Finds the moves, of which the sums have been gathered.
   void find_(const std::vector<GaugeState>& states, const IsDue& is_due);
   /// The same of these scales, one after the other; gathers sums anew. Returns the largest log of a move.
   double collect_(const std::vector<size_t>& gauges, const std::vector<GaugeState>& states);
@@ -71,6 +76,11 @@ class Deferred {
 
   /// Makes them, also to the gradients that are there (`gradients`).
   void settle_(bool gradients);
+  /// The same in two parts: makes those of vectors, and adds what makes the others; then none is pending.
+  void settle_(bool gradients, Pass& pass);
+  void forget_moves_();
+  /// Numbers of its weights.
+  int64_t size() const;
   /// A tensor as it is after its pending moves: a copy, or the tensor itself if there are none.
   at::Tensor settled(size_t tensor) const;
   /// What is pending as tensors, by place in the plan: made once, updated by `publish_`, read by `resume_`.
@@ -207,6 +217,8 @@ class Deferred {
   void turn_(const IsDue& is_due);
   /// Gathers sums of what is there with all that is pending.
   void measure_(const std::vector<size_t>& entries);
+  /// Notes with which factors sums of a matrix are gathered, and returns whether there are any.
+  static bool wants_sums_(Entry& entry);
   static void forget_(Entry& entry);
 
   std::vector<Entry> entries_;

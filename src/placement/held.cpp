@@ -24,6 +24,8 @@ constexpr int kSweeps = 8;
 constexpr int kTurns = 3;
 /// Moves that are rounding in float32.
 constexpr double kFloatTolerance = 1e-6;
+/// Weights of sets that are measured together, and then moved: as many as stay in the cache.
+constexpr int64_t kTogether = 1 << 21;
 /// Blocks up to this size fit the caches of one core.
 constexpr int64_t kSmall = 256;
 
@@ -83,11 +85,14 @@ void Held::find_sets_() {
     for (const size_t k : component.gauges) {
       if (!is_held(k)) continue;
       set_of(k).gauges.push_back(k);
-      set_of(k).coupled = component.coupled;
       for (const auto& leg : plan.gauges[k].legs) {
         const auto& uses = plan.tensors[leg.tensor].blocks;
-        const auto turns_it = [&](const TensorPlan::Use& use) { return turns(use.gauge); };
-        set_of(k).overlapping |= std::count_if(uses.begin(), uses.end(), turns_it) > 1;
+        for (size_t i = 0; i < uses.size(); ++i) {
+          for (size_t j = 0; j < i; ++j) {
+            set_of(k).overlapping |=
+                turns(uses[i].gauge) && turns(uses[j].gauge) && plan.meet(uses[i], uses[j]);
+          }
+        }
       }
     }
     // A vector is emptied after all that flows into it.
@@ -103,6 +108,7 @@ void Held::find_sets_() {
     }
   }
   for (auto& entry : sets) {
+    entry.second.coupled = is_coupled(plan, entry.second.gauges);
     entry.second.deferred = Deferred::make(plan, entry.second.gauges, entry.second.exchanges,
                                            /*planes=*/one_pass_ && !entry.second.overlapping);
     sets_.push_back(std::move(entry.second));
@@ -354,9 +360,25 @@ void Held::balance_heads_(size_t k, const Sides& turned) {
                  ? matrices.data_ptr<double>() + matrices.stride(0) * static_cast<int64_t>(block)
                  : nullptr;
     };
-    kernels::find_move({gauge.block, of(sides.plus), of(sides.minus), of(turned.plus),
-                        of(turned.minus), of(factor), dual.is_same(factor) ? nullptr : of(dual)},
-                       rounding);
+    kernels::HeadMove head{gauge.block,
+                           of(sides.plus),
+                           of(sides.minus),
+                           of(turned.plus),
+                           of(turned.minus),
+                           of(factor),
+                           dual.is_same(factor) ? nullptr : of(dual)};
+    if (kernels::find_move(head, rounding)) return;
+    const at::NoGradGuard no_grad_here;  // of this thread
+    const auto& both = balances ? sides : turned;
+    at::Tensor sum;
+    for (const auto& side : {both.plus, both.minus}) {
+      if (!side.defined()) continue;
+      const auto own = side[static_cast<int64_t>(block)];
+      sum = sum.defined() ? sum + own : own;
+    }
+    const auto basis = std::get<1>(at::linalg_eigh(sum + sum.mT())).mT().contiguous();
+    head.basis = basis.const_data_ptr<double>();
+    kernels::find_move(head, rounding);
   });
   multiply_(k, factor, dual);
 }
@@ -492,12 +514,26 @@ Frame Held::settled() const {
 
 void Held::restore_() {
   const at::NoGradGuard no_grad;
+  std::vector<Set*> together;
+  int64_t size = 0;
   for (auto& set : sets_) {
     if (std::exchange(set.open, false)) {
       close_(set);
+    } else if (fits_a_pass(set)) {
+      // Between the two passes over them, weights stay in the cache.
+      if (!together.empty() && size + set.deferred->size() > kTogether) {
+        restore_(together);
+        together.clear();
+        size = 0;
+      }
+      together.push_back(&set);
+      size += set.deferred->size();
     } else {
       restore_(set);
     }
+  }
+  restore_(together);
+  for (auto& set : sets_) {
     if (set.deferred) set.deferred->publish_();
   }
   std::ranges::fill(open_of_, nullptr);
@@ -553,6 +589,38 @@ void Held::mix_(Set& set, const std::vector<size_t>& mixing,
   }
 }
 
+bool Held::fits_a_pass(const Set& set) const {
+  return set.deferred && set.deferred->is_complete() && !is_degenerate(set) &&
+         set.deferred->fits() && std::ranges::none_of(set.gauges, [&](size_t k) {
+           return frame_.plan().gauges[k].gauge.mixes() && is_due(k);
+         });
+}
+
+void Held::restore_(const std::vector<Set*>& sets) {
+  const auto due = [&](size_t k) { return is_due(k); };
+  Deferred::Pass pass;
+  std::vector<Set*> moving;
+  for (auto* set : sets) {
+    if (std::ranges::none_of(set->gauges, due)) continue;
+    moving.push_back(set);
+    for (const size_t k : set->exchanges) {
+      if (is_due(k)) empty_(k);
+    }
+    set->deferred->measure_(frame_.gauge_states(), due, pass);
+  }
+  kernels::run(pass);
+  pass.clear();
+  for (auto* set : moving) set->deferred->find_(frame_.gauge_states(), due);
+  for (auto* set : moving) {
+    if (set->deferred->is_finite()) continue;
+    for (auto* other : moving) other->deferred->forget_();
+    check_finite(false, set->gauges.front());
+  }
+  for (auto* set : moving) set->deferred->settle_(/*gradients=*/false, pass);
+  kernels::run(pass);
+  for (auto* set : moving) set->deferred->forget_moves_();
+}
+
 void Held::restore_(Set& set) {
   const auto& plan = frame_.plan();
   std::vector<size_t> folded;
@@ -594,8 +662,11 @@ void Held::restore_(Set& set) {
   };
   const bool at_once = loops != nullptr && loops->is_complete();
   if (at_once) {
-    loops->find_(frame_.gauge_states(), [&](size_t k) { return is_due(k); });
-    if (mixing.empty()) return write();
+    const auto due = [&](size_t k) { return is_due(k); };
+    Deferred::Pass pass;
+    loops->measure_(frame_.gauge_states(), due, pass);
+    kernels::run(pass);
+    loops->find_(frame_.gauge_states(), due);
   } else {
     scale(folded);
     if (!shifts.empty()) write();

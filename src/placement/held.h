@@ -70,7 +70,7 @@ class Held {
     /// In the order in which they empty their vectors.
     std::vector<size_t> exchanges;
     bool coupled = false;
-    /// Several of them turn one tensor.
+    /// Several of them turn the same entries.
     bool overlapping = false;
     /// Where plain loops will do: scales, and with them what else they can.
     std::optional<Deferred> deferred;
@@ -102,6 +102,9 @@ class Held {
   void find_sets_();
   void close_(Set& set);
   void restore_(Set& set);
+  /// The same of sets that one pass measures and another one moves.
+  void restore_(const std::vector<Set*>& sets);
+  bool fits_a_pass(const Set& set) const;
   /// Turns and balances what mixes channels. `scale` brings scales back that this disturbs.
   void mix_(Set& set, const std::vector<size_t>& mixing,
             const std::function<double(bool first)>& scale);

@@ -6,6 +6,8 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "frame/blocks.h"
 
 namespace ddc::tests {
@@ -42,10 +44,18 @@ Moved moved(const Head& head, bool balances, bool turns, double rounding = kRoun
   const auto of = [](const at::Tensor& x, bool given) {
     return given ? x.const_data_ptr<double>() : nullptr;
   };
-  kernels::find_move({head.size(), of(p, balances), of(m, balances), of(turned_plus, turns),
-                      of(turned_minus, turns), result.factor.mutable_data_ptr<double>(),
-                      result.dual.mutable_data_ptr<double>()},
-                     rounding);
+  kernels::HeadMove move{head.size(),
+                         of(p, balances),
+                         of(m, balances),
+                         of(turned_plus, turns),
+                         of(turned_minus, turns),
+                         result.factor.mutable_data_ptr<double>(),
+                         result.dual.mutable_data_ptr<double>()};
+  if (!kernels::find_move(move, rounding)) {
+    const auto basis = std::get<1>(at::linalg_eigh(p + m)).t().contiguous();
+    move.basis = basis.const_data_ptr<double>();
+    EXPECT_TRUE(kernels::find_move(move, rounding));
+  }
   result.plus = result.factor.mm(head.plus);
   result.minus = result.dual.mm(head.minus);
   return result;
@@ -90,6 +100,70 @@ TEST(HeadMove, BalancesAndTurnsBack) {
       const auto balanced = moved(head, true, false);
       EXPECT_LE(imbalance(balanced.plus, balanced.minus), 1e-11) << size << " " << step;
       EXPECT_LE(relative(balanced.factor - balanced.factor.t(), balanced.factor), 1e-2 * step);
+    }
+  }
+}
+
+/// Generator of the move that is left, in the sizes of the directions themselves.
+double generator_left(const at::Tensor& p, const at::Tensor& m) {
+  const auto [values, vectors] = at::linalg_eigh(p + m);
+  const auto apart = vectors.t().mm(m - p).mm(vectors);
+  return (apart / (values.unsqueeze(0) + values.unsqueeze(1))).norm().item<double>();
+}
+
+/// Training turns heads out of the basis in which their Gram matrices were diagonal.
+TEST(HeadMove, IsFoundWhereGramMatricesAreRotatedAndIllConditioned) {
+  auto random = at::make_generator<at::CPUGeneratorImpl>(5);
+  const auto normal = [&](int64_t rows, int64_t columns) {
+    return at::randn({rows, columns}, random, at::kDouble);
+  };
+  for (const int64_t size : {8, 64}) {
+    for (const double condition : {1e2, 1e3, 1e4, 1e5, 1e6}) {
+      const auto turn = std::get<0>(at::linalg_qr(normal(size, size)));
+      const auto singular = at::logspace(0, -0.5 * std::log10(condition), size, 10.0, at::kDouble);
+      const auto side = [&] {
+        const auto right = std::get<0>(at::linalg_qr(normal(6 * size, size))).t();
+        return turn.mm(singular.unsqueeze(1) * right);
+      };
+      const auto before_plus = side();
+      const auto before_minus = side();
+      const auto after = [&](const at::Tensor& x) {
+        return x + 1e-3 * x.std() * normal(size, 6 * size);
+      };
+      const auto plus = after(before_plus);
+      const auto minus = after(before_minus);
+      const auto p = plus.mm(plus.t());
+      const auto m = minus.mm(minus.t());
+      const auto turned_plus = before_plus.mm(plus.t());
+      const auto turned_minus = before_minus.mm(minus.t());
+      auto factor = at::empty_like(p);
+      auto dual = at::empty_like(p);
+      kernels::HeadMove head{size,
+                             p.const_data_ptr<double>(),
+                             m.const_data_ptr<double>(),
+                             turned_plus.const_data_ptr<double>(),
+                             turned_minus.const_data_ptr<double>(),
+                             factor.mutable_data_ptr<double>(),
+                             dual.mutable_data_ptr<double>()};
+      for (const double rounding : {1e-6, kRounding}) {
+        SCOPED_TRACE(testing::Message() << size << ", condition " << condition << ", " << rounding);
+        head.basis = nullptr;
+        const bool as_it_stands = kernels::find_move(head, rounding);
+        const auto basis = std::get<1>(at::linalg_eigh(p + m)).t().contiguous();
+        if (!as_it_stands) {
+          head.basis = basis.const_data_ptr<double>();
+          EXPECT_TRUE(kernels::find_move(head, rounding));
+        }
+        // What says that it found the move did.
+        EXPECT_GT(generator_left(p, m), 1e-3);
+        EXPECT_LE(generator_left(factor.mm(p).mm(factor.t()), dual.mm(m).mm(dual.t())),
+                  std::max(10 * rounding, 1e-9));
+        const auto overlap = turned_plus.mm(factor.t()) + turned_minus.mm(dual.t());
+        EXPECT_LE(relative(overlap - overlap.t(), overlap), std::max(10 * rounding, 1e-9));
+        EXPECT_LE((dual.t().mm(factor) - at::eye(size, at::kDouble)).norm().item<double>(), 1e-11);
+        // (Which they are not here, so that the basis has been needed.)
+        EXPECT_FALSE(as_it_stands && condition >= 1e4 && size > 8);
+      }
     }
   }
 }

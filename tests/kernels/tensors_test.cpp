@@ -8,7 +8,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <optional>
 
 #include "ddc/optim/adam.h"
 #include "kernels/pass.h"
@@ -426,6 +428,117 @@ TEST(Pass, StepsEveryEntryOnItsOwn) {
     edges.column_dots[0].weights.assign(rows, 1);
     edges.out_columns.assign(columns, 1);
     EXPECT_TRUE(same(all, stepped(weights, gradient, &edges)));
+  }
+}
+
+/// The same by every rule, whatever rows go through: what stands in one row concerns that row, and the one that
+/// turns with it, alone.
+TEST(Pass, KeepsRowsApartWhateverTheyGoThrough) {
+  constexpr int64_t kRowsOfTest = 6;
+  constexpr int64_t kBad = 2;
+  const std::vector<std::pair<const char*, kernels::Constants>> rules = {
+      {"Adam", kernels::AdamConstants{.lr = 1e-2,
+                                      .beta1 = 0.9,
+                                      .beta2 = 0.99,
+                                      .eps = 1e-8,
+                                      .weight_decay = 0.1,
+                                      .correction1 = 0.1,
+                                      .correction2 = 0.01}},
+      {"SGD", kernels::SgdConstants{.lr = 1e-2, .weight_decay = 0.1}},
+      {"momentum", kernels::SgdConstants{.lr = 1e-2, .momentum = 0.9}},
+      {"Lion", kernels::LionConstants{.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8}}};
+  const auto count_of = [](const std::string& rule) {
+    return rule == "Adam" ? 2 : rule == "SGD" ? 0 : 1;
+  };
+  for (const auto type : {at::kFloat, at::kDouble}) {
+    for (const int64_t columns : {5, 700}) {
+      const auto numbers = [&](int64_t count, uint64_t seed) {
+        const auto drawn = random({count}, at::kDouble, seed).abs() + 0.5;
+        const auto* data = drawn.const_data_ptr<double>();
+        return std::vector<double>(data, data + count);
+      };
+      const std::vector<std::pair<const char*, std::function<void(kernels::Edges&)>>> ways = {
+          {"nothing", [](kernels::Edges&) {}},
+          {"row factors",
+           [&](kernels::Edges& edges) {
+             edges.rows = numbers(kRowsOfTest, 1);
+             edges.out_rows = numbers(kRowsOfTest, 2);
+             edges.wants_row_squares = true;
+           }},
+          {"column factors",
+           [&](kernels::Edges& edges) {
+             edges.columns = numbers(columns, 3);
+             edges.out_columns = numbers(columns, 4);
+             edges.row_dots[0].weights = numbers(columns, 5);
+             edges.wants_row_squares = true;
+           }},
+          {"shifts",
+           [&](kernels::Edges& edges) {
+             edges.row_shift = numbers(kRowsOfTest, 6);
+             edges.row_pattern = numbers(columns, 7);
+             edges.column_shift = numbers(columns, 8);
+             edges.column_pattern = numbers(kRowsOfTest, 9);
+           }},
+          {"centring",
+           [&](kernels::Edges& edges) {
+             edges.row_dots[0].weights.assign(static_cast<size_t>(columns), 1);
+             edges.centre_pattern.assign(static_cast<size_t>(columns), 1);
+             edges.wants_row_squares = true;
+           }},
+          {"pairs",
+           [&](kernels::Edges& edges) {
+             edges.items = {{0, 1}, {kBad, 5}, {3, -1}, {4, -1}};
+             edges.turns = {{0.6, 0.8}, {0.8, 0.6}, {1, 0}, {1, 0}};
+             edges.rows = numbers(kRowsOfTest, 10);
+             edges.wants_overlaps = true;
+             edges.wants_row_squares = true;
+           }},
+      };
+      for (const auto& [rule, constants] : rules) {
+        for (const auto& [way, go] : ways) {
+          SCOPED_TRACE(testing::Message()
+                       << rule << ", " << way << ", " << type << ", " << columns);
+          const auto stepped = [&](std::optional<double> bad) {
+            auto weights = random({kRowsOfTest, columns}, type, 20);
+            auto gradient = random({kRowsOfTest, columns}, type, 21);
+            // Squares of these are none, in the other rows too.
+            gradient[4].mul_(type == at::kFloat ? 1e-40 : 1e-310);
+            if (bad) {
+              weights[kBad][columns - 1].fill_(*bad);
+              gradient[kBad][0].fill_(*bad);
+            }
+            std::vector<at::Tensor> state;
+            for (int i = 0; i < count_of(rule); ++i) {
+              state.push_back(random({kRowsOfTest, columns}, type, 22 + i).abs());
+            }
+            kernels::Edges edges;
+            go(edges);
+            kernels::PassEntry entry{weights, gradient, state, constants, &edges};
+            EXPECT_TRUE(entry.fits());
+            kernels::run({entry});
+            std::vector<at::Tensor> all{weights};
+            all.insert(all.end(), state.begin(), state.end());
+            for (const auto& sums : {edges.row_squares, edges.row_dots[0].sums}) {
+              if (!sums.empty()) all.push_back(at::tensor(sums, at::kDouble).unsqueeze(1));
+            }
+            return all;
+          };
+          const auto fine = stepped(std::nullopt);
+          for (const auto& each : fine) EXPECT_TRUE(each.isfinite().all().item<bool>());
+          for (const double bad : {kInfinity, -kInfinity, std::nan(""), 1e-42, -0.0}) {
+            const auto broken = stepped(bad);
+            ASSERT_EQ(broken.size(), fine.size());
+            for (size_t i = 0; i < fine.size(); ++i) {
+              for (const int64_t row : {0, 1, 3, 4}) {
+                EXPECT_TRUE(at::equal(broken[i][row], fine[i][row])) << bad << ", row " << row;
+              }
+            }
+            // And there it is seen, if it is no number.
+            EXPECT_EQ(broken[0][kBad].isfinite().all().item<bool>(), std::isfinite(bad)) << bad;
+          }
+        }
+      }
+    }
   }
 }
 

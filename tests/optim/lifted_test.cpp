@@ -24,6 +24,35 @@ namespace {
 
 using ::testing::IsEmpty;
 
+/// Nothing happens between these steps, and some are longer than others: parts of a whole.
+TEST(StepCost, IsAtMostAllOfTheTime) {
+  const auto params = table({{"w", at::ones({300, 300}).requires_grad_()}});
+  DDCAdam optimizer(params);
+  for (int step = 0; step < 120; ++step) {
+    set_gradients(params, static_cast<uint64_t>(step));
+    for (int more = 0; more < (step % 10 == 0 ? 20 : 1); ++more) optimizer.step();
+    const double share = optimizer.report().cost.share;
+    EXPECT_LE(share, 1) << step;
+    EXPECT_TRUE(step == 0 || share > 0) << step;
+  }
+}
+
+TEST(CheckGradients, IsLeftOutOnRequestAlone) {
+  const auto step_with = [](bool checks, double bad) {
+    const auto params = table({{"w", at::ones({3, 3}).requires_grad_()}});
+    auto options = std::make_unique<LiftedRuleOptions<AdamRule>>();
+    options->list().assign({{"check_gradients", checks}});
+    EXPECT_EQ(options->check_gradients, checks);
+    DDCAdam optimizer({OptimizerParamGroup(params.tensors(), std::move(options))}, params);
+    params["w"].tensor.mutable_grad() = at::full({3, 3}, bad);
+    optimizer.step();
+    return params["w"].tensor.detach().clone();
+  };
+  EXPECT_TRUE(at::equal(step_with(true, 0.5), step_with(false, 0.5)));
+  expect_error([&] { step_with(true, kNaN); }, {"'w'", "NaN"});
+  EXPECT_TRUE(step_with(false, kNaN).isnan().all().item<bool>());
+}
+
 TEST(DDCAdamConstruction, RejectsParametersThatAppearTwice) {
   const auto params = small_table();
   const auto t = params.tensors();

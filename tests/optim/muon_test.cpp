@@ -383,6 +383,7 @@ TEST(MuonReport, SaysWhatAStepCosts) {
   EXPECT_EQ(cost.steps, 50);
   EXPECT_GT(cost.seconds, 0);
   EXPECT_GT(cost.share, 0);
+  EXPECT_LE(cost.share, 1);
   std::ostringstream text;
   text << optimizer.report();
   EXPECT_THAT(text.str(), testing::HasSubstr("the last 50 took"));

@@ -5,6 +5,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
+#include "ddc/optim/lion.h"
 #include "ddc/optim/muon.h"
 #include "ddc/optim/sgd.h"
 #include "ddc/optim/shampoo.h"
@@ -104,6 +105,51 @@ TEST(Reductions, SgdWithoutGaugesIsTorchsSgd) {
                                                   .nesterov(settings.nesterov));
       expect_equal(ours, optimizer, theirs, [&](int64_t) { sgd.step(); });
     }
+  }
+}
+
+/// Lion as published (Algorithm 2), in operations of ATen on float64.
+TEST(Reductions, LionWithoutGaugesIsLion) {
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    for (const bool maximize : {false, true}) {
+      const LionOptions settings{.lr = 1.0 / 128, .weight_decay = 0.25, .maximize = maximize};
+      const auto ours = shapes(type);
+      DDCLion optimizer(ours, {}, settings);
+      std::vector<at::Tensor> expected;
+      std::vector<at::Tensor> momenta;
+      for (const auto& tensor : ours.tensors()) {
+        expected.push_back(tensor.detach().to(at::kDouble, false, /*copy=*/true));
+        momenta.push_back(at::zeros_like(expected.back()));
+      }
+      for (uint64_t step = 0; step < 6; ++step) {
+        set_gradients(ours, 10 * step);
+        optimizer.step();
+        for (size_t i = 0; i < expected.size(); ++i) {
+          const auto g = ours.tensors()[i].grad().to(at::kDouble) * (maximize ? -1 : 1);
+          const auto mean = momenta[i] * settings.beta1 + g * (1 - settings.beta1);
+          // (A sign that rounding decides would be no comparison.)
+          ASSERT_GT(mean.abs().min().item<double>(), 1e-6);
+          expected[i].mul_(1 - settings.lr * settings.weight_decay);
+          expected[i].sub_(mean.sign(), settings.lr);
+          momenta[i].mul_(settings.beta2).add_(g, 1 - settings.beta2);
+          EXPECT_TRUE(at::allclose(ours.tensors()[i].to(at::kDouble), expected[i], 0,
+                                   type == at::kDouble ? 1e-15 : 1e-6))
+              << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(Reductions, LionDoesNotStepAlongRoundingErrors) {
+  for (const auto type : {at::kDouble, at::kFloat}) {
+    Parameters params;
+    params.add("w", at::zeros({4}, type).requires_grad_());
+    DDCLion optimizer(params, {}, {.lr = 0.5, .beta1 = 0.5, .weight_decay = 0});
+    params["w"].tensor.mutable_grad() = at::tensor({0.0, 4e-9, -1e-20, 2.0}, type);
+    optimizer.step();
+    EXPECT_TRUE(
+        at::allclose(params["w"].tensor, at::tensor({0.0, -0.1, 2.5e-13, -0.5}, type), 1e-6, 0));
   }
 }
 

@@ -5,12 +5,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "ddc/optim/adam.h"
 #include "ddc/optim/muon.h"
 #include "ddc/placement.h"
 #include "ddc/testbeds/runs.h"
+#include "frame/plan.h"
 
 namespace ddc::tests {
 namespace {
@@ -39,6 +41,30 @@ Gauge linear(const std::string& name, int64_t size, const std::vector<Axis>& axe
     gauge.legs.push_back({.tensor = tensor, .axis = axis, .exponent = exponent});
   }
   return gauge;
+}
+
+/// Legs on the channels `first` to `first + size` of one tensor's axis.
+Leg part(const std::string& tensor, int64_t axis, double exponent, int64_t first, int64_t size,
+         int64_t all) {
+  Leg leg{.tensor = tensor, .axis = axis, .exponent = exponent};
+  leg.channel_of.assign(static_cast<size_t>(all), -1);
+  for (int64_t i = 0; i < size; ++i) leg.channel_of[static_cast<size_t>(first + i)] = i;
+  return leg;
+}
+
+/// Both linear gauges of a head whose queries, keys and values are one tensor.
+std::vector<Gauge> fused_gauges(int64_t axis) {
+  auto qk = linear("qk", 4, {});
+  qk.legs = {part("qkv", axis, 1, 0, 4, 12), part("qkv", axis, -1, 4, 4, 12)};
+  auto vo = linear("vo", 4, {});
+  vo.legs = {part("qkv", axis, 1, 8, 4, 12), {.tensor = "out", .axis = 1, .exponent = -1}};
+  return {qk, vo};
+}
+
+at::Tensor fused_attention(const at::Tensor& qkv, const at::Tensor& out, const at::Tensor& x) {
+  const auto heads = x.view({-1, 3, 6}).matmul(qkv);
+  const auto scores = at::softmax(heads.narrow(-1, 0, 4).matmul(heads.narrow(-1, 4, 4).mT()), -1);
+  return scores.matmul(heads.narrow(-1, 8, 4)).matmul(out.t());
 }
 
 /// Gauges of a norm between "down" and its readers "key" and "value".
@@ -133,6 +159,19 @@ std::vector<Network> networks() {
        },
        {norm_scale(), latent_rotation(), linear("qk", 5, {{"query", 0, 1}, {"key", 0, -1}}),
         linear("vo", 3, {{"value", 0, 1}, {"out", 1, -1}})}},
+      // Queries, keys and values in one projection, whose rows (Llama) or columns (GPT-2) are theirs.
+      {"fused_rows",
+       {{"qkv", {12, 6}}, {"out", {6, 4}}},
+       [w](const Parameters& p, const at::Tensor& x) {
+         return fused_attention(w(p, "qkv").t(), w(p, "out"), x);
+       },
+       fused_gauges(0)},
+      {"fused_columns",
+       {{"qkv", {6, 12}}, {"out", {6, 4}}},
+       [w](const Parameters& p, const at::Tensor& x) {
+         return fused_attention(w(p, "qkv"), w(p, "out"), x);
+       },
+       fused_gauges(1)},
       // h' = A h + B x, y = C h: the state's basis is free.
       {"state_space",
        {{"a", {4, 4}}, {"b", {4, 3}}, {"c", {2, 4}}},
@@ -200,6 +239,39 @@ void expect_equivariance(const Network& network, const std::vector<uint64_t>& se
 TEST_P(LinearChains, StepCommutesWithAllGaugesTogether) { expect_equivariance(GetParam(), {1}, 8); }
 TEST_P(LinearChains, StepCommutesWithAllGaugesTogetherLong) {
   expect_equivariance(GetParam(), {1, 2}, 20);
+}
+
+TEST(LinearPlan, DisjointChannelsOfOneAxisAreNotCoupled) {
+  const auto is_coupled_with = [](const std::vector<Gauge>& gauges) {
+    Parameters params;
+    params.add("qkv", at::ones({12, 6}, at::kDouble));
+    params.add("out", at::ones({6, 4}, at::kDouble));
+    std::vector<GroupedParameter> grouped;
+    for (const auto& parameter : params) grouped.push_back({parameter, 0});
+    const auto plan = compile(grouped, gauges);
+    return std::ranges::any_of(plan.components, &Component::coupled);
+  };
+  auto gauges = fused_gauges(0);
+  EXPECT_FALSE(is_coupled_with(gauges));
+  // Along the other axis all of them are scaled.
+  Gauge across;
+  across.name = "across";
+  across.kind = "scale";
+  across.action = Action::scale;
+  across.channels = 6;
+  across.legs = {{.tensor = "qkv", .axis = 1, .exponent = 1},
+                 {.tensor = "out", .axis = 0, .exponent = -1}};
+  EXPECT_TRUE(is_coupled_with({gauges[0], gauges[1], across}));
+  // One row of the other's.
+  const auto scale = [&](const std::string& name, int64_t first, int64_t second) {
+    auto gauge = across;
+    gauge.name = name;
+    gauge.channels = 3;
+    gauge.legs = {part("qkv", 0, 1, first, 3, 12), part("qkv", 0, -1, second, 3, 12)};
+    return gauge;
+  };
+  EXPECT_FALSE(is_coupled_with({scale("one", 0, 3), scale("other", 6, 9)}));
+  EXPECT_TRUE(is_coupled_with({scale("one", 0, 3), scale("other", 5, 9)}));
 }
 
 }  // namespace

@@ -77,3 +77,36 @@ def test_the_plain_muon_is_the_librarys_without_symmetries():
 def test_an_unknown_model_is_refused_by_name(capsys):
     assert main(["bench", "llama-1t"]) == 1
     assert "llama-1t" in capsys.readouterr().err
+
+
+def test_a_rows_bound_counts_products_by_their_type():
+    own = bench.Bench.__new__(bench.Bench)
+    own.limits = {"copy bytes/s": 1e3, "float32 flops/s": 2e3, "float64 flops/s": 1e3}
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    exact = ddc.Muon([("w", weight)], use_adam=False, method="exact")
+    cost = exact.report().cost
+    assert cost.flops == cost.double_flops > 0
+    assert own.roofline(exact) == pytest.approx(cost.bytes + cost.flops)
+    plain = ddc.Muon([("w", weight)], use_adam=False, method="newton_schulz")
+    cost = plain.report().cost
+    assert cost.flops > 0
+    assert cost.double_flops == 0
+    assert own.roofline(plain) == pytest.approx(cost.bytes + cost.flops / 2)
+
+
+def test_results_of_other_versions_are_dropped(tmp_path):
+    file = tmp_path / "steps.json"
+
+    def record(version, row):
+        return {
+            "model": "mod-113",
+            "threads": 1,
+            "rows": {row: 1},
+            "machine": {"ddc": version},
+        }
+
+    bench.store(file, record("0.1.0", "old"))
+    bench.store(file, record("0.2.0", "new"))
+    bench.store(file, record("0.2.0", "more"))
+    (kept,) = json.loads(file.read_text())
+    assert set(kept["rows"]) == {"new", "more"}

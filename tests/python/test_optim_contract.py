@@ -389,7 +389,7 @@ EXTREMES = [
 
 @pytest.mark.parametrize("place", ["canonical", "in_place", None])
 @pytest.mark.parametrize(
-    "kind", [ddc.DDCAdam, ddc.DDCMuon, ddc.DDCSgd, ddc.DDCShampoo, ddc.DDCSoap]
+    "kind", [ddc.DDCAdam, ddc.DDCMuon, ddc.DDCSgd, ddc.DDCLion, ddc.DDCShampoo, ddc.DDCSoap]
 )
 def test_a_step_of_extreme_gradients_is_made_or_leaves_everything_as_it_was(kind, place):
     treated = {"symmetries": group(), "placement": place} if place else {}

@@ -62,7 +62,7 @@ def test_is_held_adamw(name):
     assert difference(*curves) < 1e-13
 
 
-@pytest.mark.parametrize("kind", [ddc.DDCMuon, ddc.DDCSgd, ddc.DDCSoap])
+@pytest.mark.parametrize("kind", [ddc.DDCMuon, ddc.DDCSgd, ddc.DDCLion, ddc.DDCSoap])
 def test_copies_of_one_function_train_alike(kind):
     curves = []
     for model in (model_of("Llama"), related("Llama")):
@@ -282,3 +282,62 @@ def test_what_is_turned_is_kept_once_and_nothing_else_is(kept_by, treatment):
     for key, tensor in state.items():
         assert tensor.numel() == tensors[kept[key]].numel()
         assert tensor.dtype == torch.float32
+
+
+class Layouts(nn.Module):
+    """A convolution and two linear layers, with parameters stored in one of several layouts."""
+
+    def __init__(self, layout: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.a = nn.Linear(16, 10)
+        self.b = nn.Linear(10, 3)
+        self.double()
+        if layout == "transposed":
+            for layer in (self.a, self.b):
+                layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+        if layout == "channels last":
+            self.conv.to(memory_format=torch.channels_last)
+        if layout == "gaps":
+            for layer in (self.a, self.conv):
+                wide = layer.weight.detach().repeat_interleave(2, dim=1)
+                layer.weight = nn.Parameter(wide[:, ::2])
+                layer.bias = nn.Parameter(layer.bias.detach().repeat_interleave(3)[::3])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.relu(self.a(torch.relu(self.conv(x)).flatten(1))))
+
+
+@pytest.mark.parametrize("kind", [ddc.DDCAdam, ddc.DDCSgd, ddc.DDCLion])
+@pytest.mark.parametrize("layout", ["transposed", "channels last", "gaps", "overlapping gradients"])
+@pytest.mark.parametrize("placement", ["canonical", "in_place"])
+def test_results_do_not_depend_on_layouts(kind, layout, placement):
+    x = torch.randn(32, 3, 4, 4, generator=torch.Generator().manual_seed(1)).double()
+
+    def loss_of_layouts(model: nn.Module) -> torch.Tensor:
+        inputs = x.to(next(model.parameters()).dtype)
+        return (model(inputs) - torch.sin(inputs.flatten(1)[:, :3])).square().mean()
+
+    group = ddc.discover(Layouts("contiguous"), loss_of_layouts, verbose=False)
+    assert len(group) >= 2
+
+    def trained(own: str) -> list[torch.Tensor]:
+        model = Layouts(own)
+        strided = [not p.is_contiguous() for p in model.parameters()]
+        assert any(strided) == (own in ("transposed", "channels last", "gaps"))
+        optimizer = kind(model.named_parameters(), lr=1e-2, symmetries=group, placement=placement)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss_of_layouts(model).backward()
+            for p in model.parameters():
+                if p.dim() == 1 and layout == "overlapping gradients":
+                    one = p.grad.mean()
+                    p.grad = one.expand_as(p) if own == layout else torch.full_like(p, one.item())
+            optimizer.step()
+        if placement == "canonical":
+            optimizer.settle()
+        return [p.detach() for p in model.parameters()]
+
+    for one, two in zip(trained("contiguous"), trained(layout), strict=True):
+        assert torch.allclose(one, two, rtol=1e-11, atol=1e-13)

@@ -161,7 +161,15 @@ def test_the_stub_of_the_optimizers_has_every_option() -> None:
         if isinstance(cls, ast.ClassDef):
             assert isinstance(cls.body[0], ast.FunctionDef)
             found[cls.name] = signature(cls.body[0])
-    assert set(found) == {"DDCAdam", "DDCMuon", "DDCSgd", "DDCShampoo", "DDCSoap", "Muon"}
+    assert set(found) == {
+        "DDCAdam",
+        "DDCLion",
+        "DDCMuon",
+        "DDCSgd",
+        "DDCShampoo",
+        "DDCSoap",
+        "Muon",
+    }
     treatments = {option["name"] for option in _C.treatment_options()}
     for name, parameters in found.items():
         names = {p.name for p in parameters}

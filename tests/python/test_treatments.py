@@ -190,7 +190,7 @@ def test_the_table_of_options_in_the_docs_is_the_declaration():
 # ------------------------------------------------------------------------------------------------
 # Recipes
 
-ALL = [ddc.DDCAdam, ddc.DDCMuon, ddc.DDCSgd, ddc.DDCShampoo, ddc.DDCSoap]
+ALL = [ddc.DDCAdam, ddc.DDCMuon, ddc.DDCSgd, ddc.DDCLion, ddc.DDCShampoo, ddc.DDCSoap]
 
 
 @pytest.mark.parametrize("kind", ALL)

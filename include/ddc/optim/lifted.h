@@ -43,11 +43,18 @@ class Counter {
 /// Options of a param group, as LibTorch wants them.
 class LiftedOptions : public torch::optim::OptimizerOptions {
  public:
+  /// Whether a step looks for NaN and Inf in gradients before it changes anything.
+  bool check_gradients = true;
+
   virtual OptionList list() = 0;
   /// Throws, naming the option, its value and the rule, unless all values are usable.
   virtual void check() const = 0;
   virtual StepSettings step_settings() const = 0;
   OptionValues values() const;
+
+ protected:
+  /// Options that every rule has.
+  OptionList common();
 };
 
 /// State that a base rule keeps of one tensor, in coordinates.
@@ -109,8 +116,10 @@ struct GaugeReport {
 struct StepCost {
   double bytes = 0;
   double flops = 0;
-  /// The last steps, up to 50: their number, seconds each on average, and these as a share of the time from the
-  /// end of one step to the end of the next (the median). 0 where there were none.
+  /// Those among the operations that are made in float64; the others are made in float32, or in the weights' type.
+  double double_flops = 0;
+  /// The last steps, up to 50: their number, seconds each on average, and their share of the time from the
+  /// end of one step to the end of the next, both summed up. 0 where there were none.
   int64_t steps = 0;
   double seconds = 0;
   double share = 0;
@@ -243,6 +252,8 @@ class LiftedOptimizer : public torch::optim::Optimizer {
                         kernels::PassEntry& entry) const;
   /// Floating-point operations of the rule's matrices in a step; 0 if it has none, or does not say.
   virtual double flops(const TensorView& view, const LiftedOptions& options) const;
+  /// Whether these are made in float64, whatever the weights are.
+  virtual bool computes_in_double(const LiftedOptions& options) const;
   /// The same in two parts; the first is undefined where there is no momentum.
   virtual at::Tensor momentum(const at::Tensor& gradient, LiftedParamState& state,
                               const LiftedOptions& options) const = 0;
@@ -348,6 +359,10 @@ concept CountsFlops = requires(const typename Rule::Options& options, const Tens
   Rule::flops(view, options);
 };
 template <class Rule>
+concept SaysItsPrecision = requires(const typename Rule::Options& options) {
+  Rule::computes_in_double(options);
+};
+template <class Rule>
 concept ChecksTensors = requires(const typename Rule::Options& options, const TensorView& view) {
   Rule::check(options, view);
 };
@@ -374,7 +389,11 @@ class LiftedRuleOptions : public LiftedOptions {
   double get_lr() const override { return options_.lr; }
   void set_lr(const double lr) override { options_.lr = lr; }
 
-  OptionList list() override { return options_.options(); }
+  OptionList list() override {
+    auto list = options_.options();
+    for (auto& option : common()) list.push_back(std::move(option));
+    return list;
+  }
   void check() const override { check_options(options_); }
   StepSettings step_settings() const override {
     if constexpr (HasStepSettings<Rule>) {
@@ -467,6 +486,14 @@ class Lifted : public LiftedOptimizer {
       return Rule::flops(view, of(options));
     } else {
       return 0;
+    }
+  }
+
+  bool computes_in_double(const LiftedOptions& options) const override {
+    if constexpr (SaysItsPrecision<Rule>) {
+      return Rule::computes_in_double(of(options));
+    } else {
+      return false;
     }
   }
 

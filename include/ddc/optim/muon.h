@@ -70,6 +70,7 @@ struct MuonRule {
   static at::Tensor displacement(const at::Tensor& momentum, const TensorView& view,
                                  const Options& options);
   static double flops(const TensorView& view, const Options& options);
+  static bool computes_in_double(const Options& options);
   static void change_basis(State& state, const BasisChange& change);
   static StepSettings step_settings(const Options& options);
 };
