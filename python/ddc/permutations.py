@@ -339,9 +339,7 @@ class _Search:
     Norms that keep running means use those, so that what is added before them has a gradient.
     """
 
-    def __init__(
-        self, model: nn.Module, named: Named, loss: Callable[[nn.Module], Tensor]
-    ) -> None:
+    def __init__(self, model: nn.Module, named: Named, loss: Callable[[nn.Module], Tensor]) -> None:
         self.model = model
         self.loss = loss
         self.named = named
@@ -548,7 +546,9 @@ class _Search:
         near = min(names.index(axis.tensor) for axis in axes)
         routers = [
             PermutedAxis(other, 0, axes[0].indices)
-            for other, tensor in sorted(self.named, key=lambda pair: abs(names.index(pair[0]) - near))
+            for other, tensor in sorted(
+                self.named, key=lambda pair: abs(names.index(pair[0]) - near)
+            )
             if tensor.size(0) == len(axes[0].indices) and tensor.dim() in (1, 2)
         ][:_ROUTERS]
         for chosen in ([], *([r] for r in routers), *([r, q] for r in routers for q in routers)):
