@@ -68,6 +68,17 @@ def resnet() -> nn.Module:
     )
 
 
+def trained_resnet() -> nn.Module:
+    """With running means and variances of images, and weights that are not those of an initialisation."""
+    model = resnet()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+        for _ in range(50):
+            model(2 * torch.randn(24, 3, 8, 8) + 1)
+    return model
+
+
 class ConvNeXtBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -175,9 +175,22 @@ def _verified(
                 find(evaluate.parameters, evaluate, progress=progress.stage, **options)
             )
             roles = roles_of(evaluate.model, evaluate.output_weights())
-            return group.with_notes(evaluate.notes)._with_roles(roles)
+            notes = evaluate.notes + _notes_on_running_means(evaluate, group)
+            return group.with_notes(notes)._with_roles(roles)
 
     return _on_rank_zero(evaluation.take_batches, search)
+
+
+def _notes_on_running_means(evaluate: Evaluation, group: SymmetryGroup) -> list[str]:
+    """What is null in train mode may still move what a norm keeps for eval mode."""
+    null = {g.legs[0][0] for g in group.gauges if g.kind == "null shift"}
+    followers = {name: evaluate.buffers_that_follow(name) for name in sorted(null)}
+    return [
+        f"in train mode the loss does not depend on '{name}', but {', '.join(map(repr, buffers))} "
+        "follows it: where it is moved, outputs in eval mode change until running means are taken anew"
+        for name, buffers in followers.items()
+        if buffers
+    ]
 
 
 def _on_rank_zero(
@@ -427,6 +440,31 @@ class Evaluation:
             weight
             for output, weight in seen
             if any(output is each or output.data_ptr() == each.data_ptr() for each in outputs)
+        ]
+
+    def buffers_that_follow(self, parameter: str) -> list[str]:
+        """Buffers to which a batch writes something else where all entries of a parameter are moved."""
+        if not any(buffer.is_floating_point() for buffer, _ in self._buffers):
+            return []
+        tensor = dict(self.parameters)[parameter]
+        kept = tensor.detach().clone()
+
+        def written() -> dict[str, Tensor]:
+            self(0)
+            return {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+
+        before = written()
+        try:
+            with torch.no_grad():
+                tensor.add_(1)
+            after = written()
+        finally:
+            with torch.no_grad():
+                tensor.copy_(kept)
+        return [
+            name
+            for name, value in before.items()
+            if value.is_floating_point() and not torch.allclose(value, after[name], rtol=1e-3)
         ]
 
     def _restore_buffers(self) -> None:

@@ -79,6 +79,16 @@ std::vector<size_t> readers_before(const Search& search, size_t bias) {
   return near.empty() ? all : near;
 }
 
+/// The sum of all rows in float64; a copy of an embedding in float64 would be a large part of a model.
+at::Tensor sum_of_rows(const at::Tensor& table) {
+  const int64_t rows = std::max<int64_t>(1, (1 << 20) / std::max<int64_t>(table.size(1), 1));
+  auto sum = at::zeros({table.size(1)}, table.options().dtype(at::kDouble));
+  for (int64_t start = 0; start < table.size(0); start += rows) {
+    sum += table.narrow(0, start, std::min(rows, table.size(0) - start)).to(at::kDouble).sum(0);
+  }
+  return sum;
+}
+
 /// What all rows of a table have in common may as well be in the biases of the layers that read it; and, where a
 /// residual stream goes on from the table, in the bias that is added next. The gradients of all these are related.
 void find_table_exchanges(Search& search, int64_t size) {
@@ -115,7 +125,9 @@ void find_table_exchanges(Search& search, int64_t size) {
       return gradients[probe.parameter(t).name].tensor.to(at::kDouble);
     };
     size_t column = 0;
-    for (const size_t t : tables) values[column++].push_back(gradient(t).sum(0));
+    for (const size_t t : tables) {
+      values[column++].push_back(sum_of_rows(gradients[probe.parameter(t).name].tensor));
+    }
     for (const size_t t : vectors) values[column++].push_back(gradient(t));
     for (const auto& [slot, bias] : readers) {
       const auto weight = search.tensor_of(slot).tensor.detach().to(at::kDouble);

@@ -144,6 +144,29 @@ void add_logit_shifts(const Search& search, int64_t classes, std::vector<Gauge>&
   }
 }
 
+/// Routers, which have a row for every expert of a stack: a softmax does not see what all their logits have in common.
+void add_router_shifts(const Search& search, std::vector<Gauge>& result) {
+  std::set<int64_t> experts;
+  for (const auto& slot : search.probe.slots()) {
+    if (slot.stacked) experts.insert(search.probe.parameter(slot.tensor).tensor.size(0));
+  }
+  for (size_t k = 0; k < search.probe.slots().size(); ++k) {
+    const auto& slot = search.slot(k);
+    const auto& [name, tensor] = search.tensor_of(k);
+    if (slot.stacked || slot.axis != 0 || tensor.dim() != 2) continue;
+    if (experts.count(slot.size) == 0) continue;
+    const bool found = std::ranges::any_of(search.gauges, [&](const Gauge& gauge) {
+      return gauge.action == Action::shift &&
+             std::ranges::any_of(gauge.legs, [&](const Leg& leg) { return leg.tensor == name; });
+    });
+    if (found || !search.is_free(k, 0, slot.size)) continue;
+    Gauge gauge{.name = name + ":router_shift", .kind = "router shift", .action = Action::shift};
+    gauge.channels = 1;
+    gauge.legs = {{.tensor = name, .channel_of = channel_maps::whole(slot.size)}};
+    result.push_back(std::move(gauge));
+  }
+}
+
 /// A gain whose readers are known or, of the last norm, those of the logits.
 void add_norm_scales(const Search& search, int64_t classes, std::vector<Gauge>& result) {
   const auto add = [&](const Gain& gain) {
@@ -215,6 +238,7 @@ std::vector<Gauge> Search::expected(int64_t classes) const {
   add_heads(*this, all);
   add_rescales(*this, all);
   add_logit_shifts(*this, classes, all);
+  add_router_shifts(*this, all);
   add_norm_scales(*this, classes, all);
   add_stream_rotation(*this, all);
   std::vector<Gauge> result;

@@ -251,7 +251,7 @@ class Gate {
     std::vector<double> result;
     size_t k = 0;
     for (const auto& [name, tensor] : restore_.params()) {
-      result.push_back(norm_of(tensor.detach() - restore_.value(k++)));
+      result.push_back(distance_of(tensor.detach(), restore_.value(k++)));
     }
     return result;
   }

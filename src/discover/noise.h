@@ -32,6 +32,20 @@ inline double norm_of(const at::Tensor& tensor) {
   return std::sqrt(sum);
 }
 
+/// The norm of the difference of two tensors of one shape, without the difference.
+inline double distance_of(const at::Tensor& a, const at::Tensor& b) {
+  const auto whole = b.detach();
+  if (!whole.is_non_overlapping_and_dense() || a.strides() != b.strides()) return norm_of(a - b);
+  constexpr int64_t size = 1 << 20;
+  const auto flat = whole.as_strided({whole.numel()}, {1});
+  double sum = 0;
+  each_piece(a, size, [&](const at::Tensor& piece, int64_t start) {
+    const auto other = flat.narrow(0, start, piece.numel());
+    sum += std::pow((piece - other).to(at::kDouble).norm().item<double>(), 2);
+  });
+  return std::sqrt(sum);
+}
+
 /// Random numbers between -1 and 1 for the entries of tensors, one tensor after the other. A million of them
 /// are drawn, and repeat, with a period that is prime and so no multiple of anybody's rows: drawing more
 /// takes longer than all else that is done to a large tensor, and they only have to be no symmetry's.

@@ -175,6 +175,15 @@ Answer normalised_weight(const Case& at, const Source&) {
   return {};
 }
 
+/// A logsumexp of its own beside those of softmaxes, squared.
+Answer z_loss(const Case& at, const Source& source) {
+  if (!at.is(Action::shift) || !source.walk.reaches_loss) return {};
+  const auto& operations = source.walk.operations;
+  if (!has(operations, {"Logsumexp"}) || !has(operations, {"Pow", "Mul"})) return {};
+  return "z-loss: the square of a logsumexp between " + quoted(source.name) +
+         " and the loss sees a shift of all logits";
+}
+
 Answer soft_cap(const Case&, const Source& source) {
   if (!source.walk.reaches_loss || !has(source.walk.operations, {"Tanh"})) return {};
   return "soft cap: tanh between " + quoted(source.name) + " and the loss";
@@ -307,6 +316,7 @@ Answer other_blocks(const Case& at, const Source& source) {
 constexpr std::array kRules{penalty,
                             tied_embedding,
                             normalised_weight,
+                            z_loss,
                             soft_cap,
                             mean_not_subtracted,
                             shifted_loss,

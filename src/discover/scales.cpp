@@ -57,7 +57,8 @@ at::Tensor values_of(const Search& search, const View& view, const Column& colum
 /// The nearest multiple of one half, if it is near.
 std::optional<double> as_exponent(double value, double zero) {
   const double nearest = std::round(2 * value) / 2;
-  if (nearest == 0) return {};
+  // Gauges have no larger ones: that of a relation that is none.
+  if (nearest == 0 || std::abs(nearest) > 64) return {};
   if (std::abs(value - nearest) > coefficient_tolerance(zero) * std::abs(nearest)) return {};
   return nearest;
 }

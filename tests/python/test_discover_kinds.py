@@ -286,3 +286,49 @@ def test_factors_around_a_frozen_matrix_share_one_scale() -> None:
     assert found(group) == {"pair scale R+": 1}
     assert counts(group) == (1, 1)
     assert difference_of_copies(model, regression, group) < 1e-11
+
+
+class RoutedExperts(nn.Module):
+    """Two of four experts for every token, gathered by their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(5, 4, bias=False)
+        self.up = nn.Parameter(torch.randn(4, 5, 6))
+        self.down = nn.Parameter(torch.randn(4, 6, 5))
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, numbers = self.router(x).softmax(-1).topk(2, -1)
+        for k in range(2):
+            hidden = torch.einsum("bw,bwh->bh", x, self.up[numbers[:, k]])
+            made = torch.einsum("bh,bhw->bw", nn.functional.gelu(hidden), self.down[numbers[:, k]])
+            x = x + weights[:, k : k + 1] * made
+        return self.out(x.tanh())
+
+
+@pytest.mark.parametrize("z_loss", [False, True])
+def test_a_z_loss_of_a_router_is_named(z_loss: bool) -> None:
+    torch.manual_seed(0)
+    model = RoutedExperts().double()
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(96, 5, dtype=torch.float64)
+        out = model(x)
+        value = (out - torch.randn(out.shape, dtype=out.dtype)).square().mean()
+        logits = model.router(x)
+        # What balances the load does not see what all logits have in common.
+        value = value + 0.1 * logits.softmax(-1).mean(0).square().sum()
+        return value + 0.01 * logits.logsumexp(-1).square().mean() if z_loss else value
+
+    group = ddc.discover(model, loss)
+    shifts = [each for each in group.gauges if each.legs[0][0] == "router.weight"]
+    reasons = [each.reason for each in group.refusals if each.kind == "router shift"]
+    if z_loss:
+        assert not shifts
+        assert len(reasons) == 1
+        assert reasons[0].startswith("z-loss")
+        assert "'router.weight'" in reasons[0]
+    else:
+        assert [each.group for each in shifts] == ["R^5"]
+        assert not reasons

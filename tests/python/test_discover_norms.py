@@ -68,6 +68,21 @@ def test_a_bias_before_a_norm_is_null_wherever_weights_are(seed: int) -> None:
     assert ("null shift", "R^6") in [(each.kind, each.group) for each in group.gauges]
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_running_means_that_follow_a_null_bias_are_noted(training: bool) -> None:
+    torch.manual_seed(0)
+    model = perceptron(5, 6, 7, bias=True).double().train(training)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    group = ddc.discover(model, classify_vectors)
+    notes = [note for note in group.notes if "running means" in note]
+    assert len(notes) == (2 if training else 0)
+    if training:
+        assert "'0.bias'" in notes[0] and "'1.running_mean'" in notes[0]
+        assert "'3.bias'" in notes[1] and "'4.running_mean'" in notes[1]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
 class Attention(nn.Module):
     """Of embedded tokens, with no norm or residual connection around it."""
 

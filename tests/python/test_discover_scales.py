@@ -110,3 +110,80 @@ def test_two_gauges_at_one_tensor_are_both_kept() -> None:
     assert [gauge.name for gauge in group.gauges] == ["0:rescale", "0:rescale.2"]
     assert group.completeness is not None
     assert (group.completeness.explained, round(group.completeness.kernel)) == (6, 6)
+
+
+class Depthwise(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(
+            nn.Conv2d(2, 4, 1),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3, groups=4, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3, groups=4, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(4, 3, 1),
+        )
+
+
+class Bilinear(nn.Module):
+    """A gated layer without an activation: each side may be scaled against what reads the product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 6), nn.Linear(5, 6)
+        self.out = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.first(x) * self.second(x))
+
+
+class Triple(nn.Module):
+    """AdaLoRA's factors: two matrices and what is between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Parameter(torch.randn(3, 6))
+        self.between = nn.Parameter(torch.randn(3, 1))
+        self.outer = nn.Parameter(torch.randn(5, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ (self.inner * self.between).T @ self.outer.T)
+
+
+class Modulated(nn.Module):
+    """Adaptive norms: scale and shift of two of them are made by one layer from a condition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.condition = nn.Linear(4, 12, bias=False)
+        self.up, self.inner, self.out = nn.Linear(5, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale, shift, gate, late = self.condition(x[:, :4]).chunk(4, -1)
+        hidden = torch.relu(self.up(x[:, 4:]) * scale + shift)
+        return self.out(torch.relu(self.inner(hidden) * gate + late))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "rescales_of"),
+    [
+        (Depthwise, (32, 2, 4, 4), 3),
+        (Bilinear, (64, 5), 2),
+        (Triple, (64, 6), 2),
+        (Modulated, (64, 9), 2),
+    ],
+    ids=["depthwise", "bilinear", "AdaLoRA", "adaptive norms"],
+)
+def test_gauges_that_begin_at_one_tensor_have_names_of_their_own(make, shape, rescales_of) -> None:
+    torch.manual_seed(0)
+    model = make().double()
+
+    def loss(model: nn.Module) -> Tensor:
+        outputs = model(torch.randn(shape, dtype=torch.float64))
+        return (outputs - torch.randn(outputs.shape, dtype=torch.float64)).square().mean()
+
+    group = ddc.discover(model, loss)
+    assert len(rescales(group)) == rescales_of
+    names = [gauge.name for gauge in group.gauges]
+    assert len(set(names)) == len(names)
+    assert not [each for each in group.refusals if "two gauges are called" in each.reason]
