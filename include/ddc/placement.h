@@ -31,7 +31,7 @@
 
 namespace ddc {
 
-class Frame;
+class CoordinateSystem;
 namespace kernels {
 struct Edges;
 }
@@ -118,7 +118,7 @@ class Placement {
   std::vector<double> distances_to_sections() const;
 
   /// The coordinate system at the canonical place; for reports and tests of this library.
-  const Frame& frame() const;
+  const CoordinateSystem& coordinate_system() const;
   /// Coordinates of all gauges, in their order, with pending moves made.
   std::vector<at::Tensor> gauge_coordinates() const;
 

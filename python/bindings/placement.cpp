@@ -8,7 +8,7 @@
 #include <set>
 
 #include "bindings.h"
-#include "frame/frame.h"
+#include "coordinates/coordinate_system.h"
 #include "gauge/leg_maps.h"
 #include "options.h"
 #include "placement/state_values.h"
@@ -37,7 +37,7 @@ std::map<std::string, at::Tensor*> named_state(Placement& placement) {
 /// and of the same shapes and types.
 void check_state(Placement& placement, const State& given) {
   std::set<std::string> known;
-  const auto& plan = placement.frame().plan();
+  const auto& plan = placement.coordinate_system().plan();
   for (const auto& [name, own] : named_state(placement)) {
     known.insert(name);
     const auto found = given.find(name);

@@ -13,13 +13,13 @@
 #include <span>
 #include <sstream>
 
+#include "coordinates/coordinate_system.h"
+#include "coordinates/plan.h"
 #include "ddc/discover/gate.h"
 #include "ddc/geometry/completeness.h"
 #include "ddc/measure/engagement.h"
 #include "discover/gate_point.h"
 #include "discover/reasons.h"
-#include "frame/frame.h"
-#include "frame/plan.h"
 #include "gauge/leg_maps.h"
 #include "labels.h"
 #include "search.h"
@@ -488,7 +488,7 @@ bool can_bind(const Parameters& params, const std::vector<Gauge>& gauges, std::s
   std::vector<GroupedParameter> table;
   for (const auto& parameter : params) table.push_back({parameter, 0});
   try {
-    Frame(table, gauges);
+    CoordinateSystem(table, gauges);
     return true;
   } catch (const c10::ValueError& error) {
     why = error.what_without_backtrace();

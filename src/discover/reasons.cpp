@@ -313,20 +313,13 @@ Answer other_blocks(const Case& at, const Source& source) {
 }
 
 /// In the order in which they are asked; the first answer counts.
-constexpr std::array kRules{penalty,
-                            tied_embedding,
-                            normalised_weight,
-                            z_loss,
-                            soft_cap,
-                            mean_not_subtracted,
-                            shifted_loss,
-                            residual_connection,
-                            norm_between,
-                            rotary_embedding,
-                            nonlinearity,
-                            left_out,
-                            used_twice,
-                            degree,
+constexpr std::array kRules{penalty,           tied_embedding,
+                            normalised_weight, z_loss,
+                            soft_cap,          mean_not_subtracted,
+                            shifted_loss,      residual_connection,
+                            norm_between,      rotary_embedding,
+                            nonlinearity,      left_out,
+                            used_twice,        degree,
                             other_blocks};
 
 std::vector<Source> sources(const Gauge& gauge, const Graph& graph) {

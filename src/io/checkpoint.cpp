@@ -9,8 +9,8 @@
 #include <utility>
 #include <variant>
 
+#include "coordinates/coordinate_system.h"
 #include "ddc/io/safetensors.h"
-#include "frame/frame.h"
 #include "gauge/gauge_fields.h"
 
 namespace ddc {
@@ -51,7 +51,7 @@ void check_model(const Parameters& model, const Parameters& saved) {
 /// The gauges that a placement holds, and how.
 std::string description_of(const Placement& placement) {
   auto gauges = nlohmann::json::array();
-  for (const auto& gauge : placement.frame().plan().gauges) {
+  for (const auto& gauge : placement.coordinate_system().plan().gauges) {
     auto treatment = nlohmann::json::object();
     for (const auto& [name, value] : values_of(gauge.treatment)) {
       treatment[name] = std::visit([](const auto& v) { return nlohmann::json(v); }, value);

@@ -6,9 +6,9 @@
 
 #include <cmath>
 
+#include "coordinates/coordinate_system.h"
 #include "ddc/optim/adam.h"
 #include "discover/restore.h"
-#include "frame/frame.h"
 #include "geometry/loss_jacobian.h"
 #include "linalg/rotation.h"
 
@@ -33,12 +33,12 @@ struct Movement {
   double root_mean_square() const { return count > 0 ? std::sqrt(squares / count) : 0; }
 };
 
-/// Follows the coordinates of all gauges in a frame.
+/// Follows the coordinates of all gauges in a coordinate system.
 class Tracker {
  public:
-  explicit Tracker(const Frame& frame) : frame_(frame) {
+  explicit Tracker(const CoordinateSystem& system) : system_(system) {
     for (size_t k = 0; k < gauges().size(); ++k) {
-      start_.push_back(frame_.gauge_coordinate(k).clone());
+      start_.push_back(system_.gauge_coordinate(k).clone());
       const auto& gauge = gauges()[k].gauge;
       const int64_t size = gauge.block - (gauge.fixes_ones ? 1 : 0);
       turned_.push_back(at::eye(size, at::kDouble).expand({gauge.blocks(), size, size}).clone());
@@ -59,7 +59,7 @@ class Tracker {
     std::vector<Movement> result(gauges().size());
     for (size_t k = 0; k < gauges().size(); ++k) {
       auto& [squares, count] = result[k];
-      const auto moved = frame_.gauge_coordinate(k) - start_[k];
+      const auto moved = system_.gauge_coordinate(k) - start_[k];
       const auto known = moved.isfinite();
       squares = at::where(known, moved, 0).square().sum().item<double>();
       count = known.sum().item<double>();
@@ -77,13 +77,13 @@ class Tracker {
   }
 
  private:
-  const std::vector<GaugePlan>& gauges() const { return frame_.plan().gauges; }
+  const std::vector<GaugePlan>& gauges() const { return system_.plan().gauges; }
 
   /// What each rotation or linear gauge turns, in the other gauges' units: [blocks, block, entries].
   /// Undefined for other gauges, and for those that do not act.
   std::vector<at::Tensor> parts() const {
     const at::NoGradGuard no_grad;
-    const auto& plan = frame_.plan();
+    const auto& plan = system_.plan();
     std::vector<bool> has_gradient;
     for (const auto& tensor : plan.tensors) {
       has_gradient.push_back(tensor.tensor.grad().defined());
@@ -93,7 +93,7 @@ class Tracker {
       bool mixes = false;
       for (const size_t k : component.gauges) mixes = mixes || gauges()[k].gauge.mixes();
       if (!mixes) continue;
-      CoordinateMaps maps(ComponentView(plan, component, frame_.gauge_states(), has_gradient));
+      CoordinateMaps maps(ComponentView(plan, component, system_.gauge_states(), has_gradient));
       maps.read_();
       for (const size_t k : component.gauges) {
         if (gauges()[k].gauge.mixes() && maps.view.active[k]) result[k] = part(k, maps);
@@ -108,7 +108,7 @@ class Tracker {
     std::vector<at::Tensor> minus;
     for (const auto& leg : gauge.legs) {
       auto x = maps.coordinates(leg.tensor);
-      multiply_(leg, leg_matrix(leg, frame_.gauge_states()[k].frame), x);
+      multiply_(leg, leg_matrix(leg, system_.gauge_states()[k].frame), x);
       const auto rows = leg.blocks->take(x).cpu();
       (gauge.is_linear() && leg.exponent < 0 ? minus : plus).push_back(rows);
     }
@@ -121,7 +121,7 @@ class Tracker {
     return basis.narrow(1, 1, gauge.gauge.block - 1).t().matmul(all);
   }
 
-  const Frame& frame_;
+  const CoordinateSystem& system_;
   std::vector<at::Tensor> start_;
   std::vector<at::Tensor> before_;
   std::vector<at::Tensor> turned_;
@@ -138,8 +138,8 @@ std::vector<Engagement> engagement(const std::vector<Gauge>& gauges, const Param
   const auto aliases = aliases_of(params, trainable);
   const Restore restore(params);
 
-  const auto train = [&](torch::optim::Optimizer& optimizer, const Frame& frame) {
-    Tracker tracker(frame);
+  const auto train = [&](torch::optim::Optimizer& optimizer, const CoordinateSystem& system) {
+    Tracker tracker(system);
     for (int64_t step = 0; step < options.steps; ++step) {
       const uint64_t batch = options.first_batch + static_cast<uint64_t>(step);
       {
@@ -162,13 +162,13 @@ std::vector<Engagement> engagement(const std::vector<Gauge>& gauges, const Param
 
   std::vector<GroupedParameter> grouped;
   for (const auto& alias : aliases) grouped.push_back({alias, 0});
-  const Frame observer(grouped, gauges);
+  const CoordinateSystem observer(grouped, gauges);
   torch::optim::AdamW plain(
       aliases.tensors(), torch::optim::AdamWOptions(options.lr).weight_decay(options.weight_decay));
   const auto by_plain = train(plain, observer);
   DDCAdam lifted(aliases, gauges, {.lr = options.lr, .weight_decay = options.weight_decay},
                  Treatment{.placement = Place::in_place});
-  const auto by_lifted = train(lifted, lifted.frame());
+  const auto by_lifted = train(lifted, lifted.coordinate_system());
 
   const double rounding =
       std::sqrt(trainable.precision()) * options.lr * static_cast<double>(options.steps);

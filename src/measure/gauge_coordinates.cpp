@@ -1,6 +1,6 @@
 #include "ddc/measure/gauge_coordinates.h"
 
-#include "frame/frame.h"
+#include "coordinates/coordinate_system.h"
 
 namespace ddc {
 namespace {
@@ -15,7 +15,7 @@ std::vector<GroupedParameter> in_one_group(const Parameters& params) {
 
 GaugeCoordinates::GaugeCoordinates(const Parameters& params, const std::vector<Gauge>& gauges,
                                    const Treatments& treatments)
-    : frame_(std::make_unique<Frame>(in_one_group(params), gauges, treatments)) {}
+    : system_(std::make_unique<CoordinateSystem>(in_one_group(params), gauges, treatments)) {}
 
 GaugeCoordinates::~GaugeCoordinates() = default;
 GaugeCoordinates::GaugeCoordinates(GaugeCoordinates&&) noexcept = default;
@@ -23,8 +23,8 @@ GaugeCoordinates& GaugeCoordinates::operator=(GaugeCoordinates&&) noexcept = def
 
 std::vector<at::Tensor> GaugeCoordinates::measure() const {
   std::vector<at::Tensor> result;
-  for (size_t k = 0; k < frame_->plan().gauges.size(); ++k) {
-    result.push_back(frame_->gauge_coordinate(k).clone());
+  for (size_t k = 0; k < system_->plan().gauges.size(); ++k) {
+    result.push_back(system_->gauge_coordinate(k).clone());
   }
   return result;
 }

@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "coordinates/coordinate_system.h"
 #include "ddc/placement.h"
-#include "frame/frame.h"
 #include "kernels/pass.h"
 #include "kernels/tensors.h"
 #include "optim/lifted_snapshot.h"
@@ -171,7 +171,7 @@ void LiftedOptimizer::bind_(const std::vector<GroupedParameter>& parameters) {
   auto treatments = treatments_;
   if (place_ == Place::in_place) {
     treatments.set("placement", std::string(to_string(Place::in_place)));
-    frame_ = std::make_unique<Frame>(parameters, all, treatments);
+    system_ = std::make_unique<CoordinateSystem>(parameters, all, treatments);
   } else {
     // The gauges tell the base rule how tensors are cut into heads, and that is all it sees of them.
     for (const auto& gauge : gauges_) {
@@ -179,7 +179,7 @@ void LiftedOptimizer::bind_(const std::vector<GroupedParameter>& parameters) {
       treatments.set("heads", std::string(to_string(heads)), gauge.name);
     }
     treatments.set("bind", false);
-    frame_ = std::make_unique<Frame>(parameters, all, treatments);
+    system_ = std::make_unique<CoordinateSystem>(parameters, all, treatments);
     const auto start = treatments_.are_placed() ? Start::canonical : Start::anywhere;
     std::set<std::string> moved;
     for (const auto& gauge : gauges_) {
@@ -195,7 +195,9 @@ void LiftedOptimizer::bind_(const std::vector<GroupedParameter>& parameters) {
   versions_ = versions();
 }
 
-const Frame& LiftedOptimizer::frame() const { return placement_ ? placement_->frame() : *frame_; }
+const CoordinateSystem& LiftedOptimizer::coordinate_system() const {
+  return placement_ ? placement_->coordinate_system() : *system_;
+}
 
 void LiftedOptimizer::to_original_() {
   if (!placement_) return;
@@ -228,9 +230,9 @@ bool LiftedOptimizer::computes_in_double(const LiftedOptions& /*options*/) const
 
 StepCost LiftedOptimizer::planned_cost() const {
   StepCost cost;
-  for (size_t t = 0; t < frame_->plan().tensors.size(); ++t) {
-    const auto& tensor = frame_->plan().tensors[t].tensor;
-    const auto& options = options_of(frame_->plan().tensors[t].param_group);
+  for (size_t t = 0; t < system_->plan().tensors.size(); ++t) {
+    const auto& tensor = system_->plan().tensors[t].tensor;
+    const auto& options = options_of(system_->plan().tensors[t].param_group);
     // Weights are read and written, gradients checked and read, state read and written.
     cost.bytes += (options.check_gradients ? 4 : 3) * static_cast<double>(tensor.nbytes());
     const double of_rule = flops(view_of(t), options);
@@ -245,11 +247,11 @@ StepCost LiftedOptimizer::planned_cost() const {
     }
   }
   // Gauges that mix channels: the overlap with the weights before, Gram matrices of linear ones, and the move.
-  for (const auto& gauge : frame().plan().gauges) {
+  for (const auto& gauge : coordinate_system().plan().gauges) {
     if (!gauge.gauge.mixes() || gauge.projects(Projection::never)) continue;
     const double share = 1.0 / static_cast<double>(gauge.treatment.every.value_or(1));
     for (const auto& leg : gauge.legs) {
-      const auto& tensor = frame().plan().tensors[leg.tensor].tensor;
+      const auto& tensor = coordinate_system().plan().tensors[leg.tensor].tensor;
       const double products = gauge.is_linear() ? 3 : 2;
       const double own =
           share * products * 2 * static_cast<double>(tensor.numel() * leg.blocks->block());
@@ -274,7 +276,7 @@ void LiftedOptimizer::to_canonical_() {
 
 std::vector<int64_t> LiftedOptimizer::versions() const {
   std::vector<int64_t> result;
-  for (const auto& tensor : frame_->plan().tensors) {
+  for (const auto& tensor : system_->plan().tensors) {
     result.push_back(static_cast<int64_t>(tensor.tensor._version()));
     result.push_back(reinterpret_cast<int64_t>(tensor.tensor.const_data_ptr()));
   }
@@ -299,7 +301,7 @@ void LiftedOptimizer::check_place_() {
 
 void LiftedOptimizer::check_treatments_() const {
   const auto able = abilities();
-  for (const auto& [gauge, treatment] : frame().treatments()) {
+  for (const auto& [gauge, treatment] : coordinate_system().treatments()) {
     const auto refuse_if = [&, &name = gauge](bool impossible, const std::string& option,
                                               const char* why) {
       TORCH_CHECK_VALUE(!impossible, this->name(), ", gauge '", name, "': ", option,
@@ -364,7 +366,7 @@ void LiftedOptimizer::add_param_group(const OptimizerParamGroup& group) {
   auto parameters = grouped_parameters();
   const size_t present = parameters.size();
   accept_group_(group, {}, parameters);
-  for (size_t p = present; p < parameters.size(); ++p) frame_->add(parameters[p]);
+  for (size_t p = present; p < parameters.size(); ++p) system_->add(parameters[p]);
   make_states_();
 }
 
@@ -373,7 +375,7 @@ const LiftedOptions& LiftedOptimizer::options_of(size_t group) const {
 }
 
 LiftedParamState& LiftedOptimizer::state_of(size_t t) {
-  const auto& tensor = frame_->plan().tensors[t];
+  const auto& tensor = system_->plan().tensors[t];
   auto& slot = state_[tensor.tensor.unsafeGetTensorImpl()];
   if (slot == nullptr) slot = make_state(view_of(t), options_of(tensor.param_group));
   return static_cast<LiftedParamState&>(*slot);
@@ -381,21 +383,21 @@ LiftedParamState& LiftedOptimizer::state_of(size_t t) {
 
 void LiftedOptimizer::make_states_() {
   // Frozen tensors get theirs if a gradient comes after all: they may be most of a model.
-  for (size_t t = 0; t < frame_->plan().tensors.size(); ++t) {
-    if (frame_->plan().tensors[t].tensor.requires_grad()) state_of(t);
+  for (size_t t = 0; t < system_->plan().tensors.size(); ++t) {
+    if (system_->plan().tensors[t].tensor.requires_grad()) state_of(t);
   }
   is_huge_ = is_huge();
 }
 
 TensorView LiftedOptimizer::view_of(size_t t) const {
-  const auto& plan = frame_->plan();
+  const auto& plan = system_->plan();
   const auto& tensor = plan.tensors[t];
   TensorView view{tensor.name, tensor.tensor, {}, tensor.cut};
   for (const auto& use : tensor.blocks) {
     const auto& gauge = plan.gauges[use.gauge];
     HeadView head{*gauge.legs[use.leg].blocks, gauge.treatment.second_moment, {}};
     if (head.second_moment == SecondMoment::body_frame_topk) {
-      const auto& values = frame_->gauge_states()[use.gauge].eigenvalues;
+      const auto& values = system_->gauge_states()[use.gauge].eigenvalues;
       head.live = values >= values.amax(-1, /*keepdim=*/true) * gauge.treatment.tau;
     }
     view.heads.push_back(std::move(head));
@@ -411,7 +413,7 @@ std::vector<StepSettings> LiftedOptimizer::check_settings() const {
     options_of(g).check();
     of_group.push_back(options_of(g).step_settings());
   }
-  const auto& tensors = frame_->plan().tensors;
+  const auto& tensors = system_->plan().tensors;
   TORCH_CHECK(parameters == tensors.size(), "the param groups hold ", parameters,
               " parameters, the optimizer was made for ", tensors.size(), "; add parameters with ",
               name(), "::add_param_group");
@@ -423,7 +425,7 @@ std::vector<StepSettings> LiftedOptimizer::check_settings() const {
 std::vector<bool> LiftedOptimizer::check_gradients() {
   std::vector<bool> has_gradient;
   std::vector<at::Tensor> gradients;
-  for (const auto& tensor : frame_->plan().tensors) {
+  for (const auto& tensor : system_->plan().tensors) {
     const auto& gradient = tensor.tensor.grad();
     has_gradient.push_back(gradient.defined());
     if (!gradient.defined()) continue;
@@ -435,7 +437,7 @@ std::vector<bool> LiftedOptimizer::check_gradients() {
   }
   if (kernels::none_huge(gradients)) return has_gradient;
   is_huge_ = true;
-  for (const auto& tensor : frame_->plan().tensors) {
+  for (const auto& tensor : system_->plan().tensors) {
     TORCH_CHECK(!tensor.tensor.grad().defined() ||
                     !options_of(tensor.param_group).check_gradients ||
                     kernels::all_finite({tensor.tensor.grad()}),
@@ -492,16 +494,16 @@ at::Tensor LiftedOptimizer::step(LossClosure closure) {
 
 void LiftedOptimizer::make_step_(const std::vector<bool>& has_gradient,
                                  const std::vector<StepSettings>& settings) {
-  const auto& tensors = frame_->plan().tensors;
+  const auto& tensors = system_->plan().tensors;
   std::vector<size_t> plain;
-  for (const auto& component : frame_->plan().components) {
+  for (const auto& component : system_->plan().components) {
     if (component.gauges.empty()) {
       for (const size_t t : component.tensors) {
         if (has_gradient[t]) plain.push_back(t);
       }
       continue;
     }
-    ComponentStep open(*frame_, component, has_gradient, settings);
+    ComponentStep open(*system_, component, has_gradient, settings);
     auto momenta = open.tensors();
     if (open.projects_momenta()) {
       for (const size_t t : component.tensors) {
@@ -523,7 +525,7 @@ void LiftedOptimizer::make_step_(const std::vector<bool>& has_gradient,
     }
     const auto turns = open.make_(std::move(steps), abilities().change_basis);
     for (const auto& [gauge, basis] : turns) {
-      for (const auto& leg : frame_->plan().gauges[gauge].legs) {
+      for (const auto& leg : system_->plan().gauges[gauge].legs) {
         const auto found = state_.find(tensors[leg.tensor].tensor.unsafeGetTensorImpl());
         if (found == state_.end()) continue;
         static_cast<LiftedParamState&>(*found->second).change_basis({*leg.blocks, basis});
@@ -539,7 +541,7 @@ void LiftedOptimizer::make_step_(const std::vector<bool>& has_gradient,
 void LiftedOptimizer::step_plain_(const std::vector<size_t>& tensors,
                                   const std::vector<StepSettings>& settings) {
   if (tensors.empty()) return;
-  const auto& plan = frame_->plan();
+  const auto& plan = system_->plan();
   std::vector<kernels::PassEntry> entries(tensors.size());
   std::vector<bool> in_pass(plan.tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -596,7 +598,7 @@ void LiftedOptimizer::step_plain_(const std::vector<size_t>& tensors,
 }
 
 void LiftedOptimizer::step_apart_(size_t t, const at::Tensor& given, const StepSettings& settings) {
-  const auto& tensor = frame_->plan().tensors[t];
+  const auto& tensor = system_->plan().tensors[t];
   const auto type = tensor.compute_type();
   auto gradient = given.to(type);
   if (settings.maximize) gradient = gradient.neg();
@@ -610,7 +612,7 @@ void LiftedOptimizer::step_apart_(size_t t, const at::Tensor& given, const StepS
 
 Report LiftedOptimizer::report() const {
   const auto table = parameter_table();
-  const auto& plan = frame().plan();
+  const auto& plan = coordinate_system().plan();
   Report report;
   report.place = place_;
   report.why_in_place = why_in_place_;
@@ -644,19 +646,19 @@ Report LiftedOptimizer::report() const {
     line.coordinates = plan.gauges[k].is_scale()   ? to_string(*treatment.coordinates)
                        : plan.gauges[k].is_shift() ? "centred"
                                                    : to_string(treatment.second_moment);
-    line.frames_recomputed = frame().gauge_states()[k].recomputed.get();
+    line.frames_recomputed = coordinate_system().gauge_states()[k].recomputed.get();
     for (const auto& leg : gauge.legs) line.tensors.push_back(leg.tensor);
     line.channels = gauge.channels;
     line.dimension = dimension(gauge, table);
-    line.degenerate_channels = frame().degenerate_channels(k);
-    line.imbalance = placement_ ? distances[k] : frame().gauge_states()[k].imbalance;
+    line.degenerate_channels = coordinate_system().degenerate_channels(k);
+    line.imbalance = placement_ ? distances[k] : coordinate_system().gauge_states()[k].imbalance;
     report.gauges.push_back(std::move(line));
   }
   return report;
 }
 
 Treatment LiftedOptimizer::treatment(const std::string& gauge) const {
-  for (const auto& [name, treatment] : frame().treatments()) {
+  for (const auto& [name, treatment] : coordinate_system().treatments()) {
     if (name == gauge) return treatment;
   }
   TORCH_CHECK_VALUE(false, "no gauge is called '", gauge, "'");
@@ -673,14 +675,14 @@ std::vector<at::Tensor> LiftedOptimizer::gauge_coordinates() const {
   if (placement_) return placement_->gauge_coordinates();
   std::vector<at::Tensor> result;
   for (size_t k = 0; k < gauges_.size(); ++k) {
-    result.push_back(frame().gauge_coordinate(k).clone());
+    result.push_back(coordinate_system().gauge_coordinate(k).clone());
   }
   return result;
 }
 
 std::vector<GroupedParameter> LiftedOptimizer::grouped_parameters() const {
   std::vector<GroupedParameter> result;
-  for (const auto& tensor : frame_->plan().tensors) {
+  for (const auto& tensor : system_->plan().tensors) {
     result.push_back({{tensor.name, tensor.tensor}, tensor.param_group});
   }
   return result;
@@ -688,7 +690,7 @@ std::vector<GroupedParameter> LiftedOptimizer::grouped_parameters() const {
 
 Parameters LiftedOptimizer::parameter_table() const {
   Parameters table;
-  for (const auto& tensor : frame_->plan().tensors) table.add(tensor.name, tensor.tensor);
+  for (const auto& tensor : system_->plan().tensors) table.add(tensor.name, tensor.tensor);
   return table;
 }
 

@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "coordinates/gauge_state.h"
 #include "ddc/optim/lifted.h"
-#include "frame/gauge_state.h"
 
 namespace ddc {
 

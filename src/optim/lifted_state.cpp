@@ -12,10 +12,10 @@
 #include <set>
 #include <sstream>
 
+#include "coordinates/coordinate_system.h"
 #include "ddc/gauge/action.h"
 #include "ddc/optim/lifted.h"
 #include "ddc/placement.h"
-#include "frame/frame.h"
 #include "gauge/gauge_fields.h"
 #include "io/json_text.h"
 #include "kernels/tensors.h"
@@ -263,7 +263,7 @@ std::string StateSlot::key() const {
 
 std::string LiftedOptimizer::symmetries() const {
   json gauges = json::array();
-  for (const auto& gauge : frame().plan().gauges) {
+  for (const auto& gauge : coordinate_system().plan().gauges) {
     gauges.push_back({{"gauge", fields_json::Writer::written(gauge.gauge, "")},
                       {"treatment", written(values_of(gauge.treatment))}});
   }
@@ -276,7 +276,7 @@ std::string LiftedOptimizer::description() const {
   json groups = json::array();
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     json params = json::array();
-    for (const auto& tensor : frame_->plan().tensors) {
+    for (const auto& tensor : system_->plan().tensors) {
       if (tensor.param_group == g) params.push_back(tensor.name);
     }
     groups.push_back({{"params", params}, {"options", written(options_of(g).values())}});
@@ -290,7 +290,7 @@ std::string LiftedOptimizer::description() const {
 
 std::vector<StateSlot> LiftedOptimizer::state_slots() {
   std::vector<StateSlot> slots;
-  const auto& plan = frame_->plan();
+  const auto& plan = system_->plan();
   const auto add = [&](StateSlot::Owner owner, size_t parameter, const std::string& name,
                        const StateTensors& tensors) {
     for (const auto& [field, tensor] : tensors) {
@@ -306,7 +306,7 @@ std::vector<StateSlot> LiftedOptimizer::state_slots() {
   }
   if (placement_) {
     std::map<std::string, size_t> first_leg;
-    for (const auto& gauge : frame().plan().gauges) {
+    for (const auto& gauge : coordinate_system().plan().gauges) {
       first_leg[gauge.gauge.name] = gauge.legs.front().tensor;
     }
     for (const auto& [gauge, field, tensor] : placement_->state()) {
@@ -316,14 +316,14 @@ std::vector<StateSlot> LiftedOptimizer::state_slots() {
   }
   for (size_t k = 0; k < gauges_.size(); ++k) {
     add(StateSlot::Owner::gauge, plan.gauges[k].legs.front().tensor, gauges_[k].name,
-        fields(frame_->gauge_states()[k], gauges_[k]));
+        fields(system_->gauge_states()[k], gauges_[k]));
   }
-  for (size_t m = 0; m < frame_->radial_states().size(); ++m) {
+  for (size_t m = 0; m < system_->radial_states().size(); ++m) {
     const auto& mode = plan.radial_modes[m];
     const auto& gauge = plan.gauges[mode.gauge];
     add(StateSlot::Owner::radius, gauge.legs.front().tensor,
         gauge.gauge.name + "." + std::to_string(mode.nodes.front()),
-        fields(frame_->radial_states()[m], ""));
+        fields(system_->radial_states()[m], ""));
   }
   return slots;
 }
@@ -343,7 +343,7 @@ LiftedOptimizer::Snapshot::Snapshot(LiftedOptimizer& optimizer) : optimizer_(opt
     weights_.emplace_back(tensor.detach(), tensor.detach().clone());
   }
   for (const auto& entry : optimizer.state_) states_.insert(entry.first);
-  gauges_ = optimizer.frame_->gauge_states();
+  gauges_ = optimizer.system_->gauge_states();
   for (const auto& slot : optimizer.state_slots()) {
     slots_.push_back({slot.tensor, *slot.tensor, slot.tensor->detach().clone()});
   }
@@ -351,7 +351,7 @@ LiftedOptimizer::Snapshot::Snapshot(LiftedOptimizer& optimizer) : optimizer_(opt
 
 void LiftedOptimizer::Snapshot::put_back() const {
   for (const auto& [tensor, value] : weights_) tensor.copy_(value);
-  optimizer_.frame_->gauge_states() = gauges_;
+  optimizer_.system_->gauge_states() = gauges_;
   for (const auto& [place, tensor, value] : slots_) {
     *place = tensor;
     place->copy_(value);
@@ -365,7 +365,7 @@ void LiftedOptimizer::Snapshot::put_back() const {
 
 bool LiftedOptimizer::is_huge() {
   std::vector<at::Tensor> tensors;
-  for (const auto& tensor : frame_->plan().tensors) tensors.push_back(tensor.tensor.detach());
+  for (const auto& tensor : system_->plan().tensors) tensors.push_back(tensor.tensor.detach());
   for (const auto& slot : state_slots()) {
     const bool counts =
         at::isFloatingType(slot.tensor->scalar_type()) && !is_of_squares(slot.key());
@@ -377,7 +377,7 @@ bool LiftedOptimizer::is_huge() {
 std::string LiftedOptimizer::not_made() const {
   double largest = 0;
   std::string source;
-  for (const auto& tensor : frame_->plan().tensors) {
+  for (const auto& tensor : system_->plan().tensors) {
     const auto& gradient = tensor.tensor.grad();
     if (!gradient.defined() || gradient.numel() == 0) continue;
     const double size = gradient.abs().max().item<double>();
@@ -391,7 +391,7 @@ std::string LiftedOptimizer::not_made() const {
 }
 
 void LiftedOptimizer::check_step(const std::vector<bool>& has_gradient) {
-  const auto& tensors = frame_->plan().tensors;
+  const auto& tensors = system_->plan().tensors;
   const auto refuse_if = [&](bool refused, const std::string& what) {
     TORCH_CHECK(!refused, name(), ": the step would make ", what, " NaN or infinite", not_made());
   };
@@ -501,7 +501,7 @@ void LiftedOptimizer::load_state_dict(const OptimizerState& state) {
 void LiftedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tensors, Load mode) {
   const bool moves = mode == Load::copy || mode == Load::resume;
   Loader loader(tensors, mode == Load::adopt || mode == Load::resume);
-  const auto& plan = frame_->plan();
+  const auto& plan = system_->plan();
   std::vector<std::pair<size_t, std::unique_ptr<LiftedParamState>>> loaded;
   for (size_t t = 0; t < plan.tensors.size(); ++t) {
     const auto& tensor = plan.tensors[t];
@@ -538,14 +538,14 @@ void LiftedOptimizer::load_tensors(const std::map<std::string, at::Tensor>& tens
     if (slot.owner == StateSlot::Owner::parameter) continue;
     if (has_pending || !is_pending(slot.field)) loader.replace(slot.key(), slot.tensor);
   }
-  for (const auto& gauge : frame().plan().gauges) {
+  for (const auto& gauge : coordinate_system().plan().gauges) {
     for (const auto* field : {"element", "target"}) {
       if (!placement_) break;
       const auto key =
           StateSlot{StateSlot::Owner::gauge, 0, gauge.gauge.name, field, nullptr}.key();
       const auto found = tensors.find(key);
       if (found == tensors.end()) continue;
-      const auto& first = frame().plan().tensors[gauge.legs.front().tensor];
+      const auto& first = coordinate_system().plan().tensors[gauge.legs.front().tensor];
       const auto why = unusable(gauge.gauge, field, found->second, first.tensor.scalar_type());
       TORCH_CHECK(why.empty(), "optimizer state '", key, "' ", why);
     }

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <set>
 
-#include "frame/section.h"
-#include "frame/sweeps.h"
+#include "coordinates/section.h"
+#include "coordinates/sweeps.h"
 
 namespace ddc {
 namespace {

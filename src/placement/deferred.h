@@ -8,8 +8,8 @@
 #include <set>
 #include <vector>
 
-#include "frame/gauge_state.h"
-#include "frame/plan.h"
+#include "coordinates/gauge_state.h"
+#include "coordinates/plan.h"
 #include "kernels/pass.h"
 
 // Moves along orbits that are sums and factors of rows and columns: scales, shifts, exchanges and rotary

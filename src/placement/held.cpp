@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "frame/section.h"
-#include "frame/shift.h"
-#include "frame/sweeps.h"
+#include "coordinates/section.h"
+#include "coordinates/shift.h"
+#include "coordinates/sweeps.h"
 #include "gauge/leg_maps.h"
 #include "kernels/heads.h"
 #include "kernels/tensors.h"
@@ -53,8 +53,8 @@ void Held::Sides::add_(const BoundLeg& leg, const at::Tensor& value) {
   side = side.defined() ? side + value : value;
 }
 
-Held::Held(Frame frame, bool one_pass)
-    : frame_(std::move(frame)), count_(at::zeros({}, at::kLong)), one_pass_(one_pass) {
+Held::Held(CoordinateSystem system, bool one_pass)
+    : system_(std::move(system)), count_(at::zeros({}, at::kLong)), one_pass_(one_pass) {
   find_sets_();
   refresh_();
   anchor_(/*all=*/true);
@@ -62,7 +62,7 @@ Held::Held(Frame frame, bool one_pass)
 
 /// A gauge that is placed and not held ties nothing together: a rotation of the residual stream would tie all.
 void Held::find_sets_() {
-  const auto& plan = frame_.plan();
+  const auto& plan = system_.plan();
   UnionFind tied(plan.tensors.size());
   for (size_t k = 0; k < plan.gauges.size(); ++k) {
     if (!is_held(k)) continue;
@@ -132,7 +132,7 @@ std::vector<std::pair<size_t, at::Tensor*>> Held::pending() {
 }
 
 void Held::refresh_() {
-  for (const auto& tensor : frame_.plan().tensors) {
+  for (const auto& tensor : system_.plan().tensors) {
     if (tensor.through) gains_[tensor.through->gain] = value(tensor.through->gain).clone();
   }
   for (auto& set : sets_) {
@@ -140,9 +140,9 @@ void Held::refresh_() {
   }
   degenerate_.clear();
   small_.clear();
-  for (size_t k = 0; k < frame_.gauge_states().size(); ++k) {
-    const auto& gauge = frame_.plan().gauges[k];
-    const auto& state = frame_.gauge_states()[k];
+  for (size_t k = 0; k < system_.gauge_states().size(); ++k) {
+    const auto& gauge = system_.plan().gauges[k];
+    const auto& state = system_.gauge_states()[k];
     degenerate_.push_back(!state.bound.all().item<bool>());
     small_.push_back(gauge.gauge.mixes() && gauge.device().is_cpu() && !degenerate_[k] &&
                      gauge.gauge.block > 2 && gauge.gauge.block <= kSmall &&
@@ -150,27 +150,27 @@ void Held::refresh_() {
   }
 }
 
-bool Held::is_held(size_t k) const { return !frame_.plan().gauges[k].projects(Projection::never); }
+bool Held::is_held(size_t k) const { return !system_.plan().gauges[k].projects(Projection::never); }
 
 bool Held::is_due(size_t k) const {
   const int64_t step = *count_.const_data_ptr<int64_t>() + 1;
-  return is_held(k) && step % *frame_.plan().gauges[k].treatment.every == 0;
+  return is_held(k) && step % *system_.plan().gauges[k].treatment.every == 0;
 }
 
 bool Held::is_degenerate(const Set& set) const {
   return std::ranges::any_of(
-      set.gauges, [&](size_t k) { return frame_.plan().gauges[k].is_scale() && degenerate_[k]; });
+      set.gauges, [&](size_t k) { return system_.plan().gauges[k].is_scale() && degenerate_[k]; });
 }
 
 bool Held::turns_in_pass(size_t k) const {
-  const auto* deferred = deferred_of_[frame_.plan().gauges[k].legs.front().tensor];
+  const auto* deferred = deferred_of_[system_.plan().gauges[k].legs.front().tensor];
   return deferred != nullptr && deferred->turns(k);
 }
 
-bool Held::turns(size_t k) const { return frame_.plan().gauges[k].gauge.mixes() && is_held(k); }
+bool Held::turns(size_t k) const { return system_.plan().gauges[k].gauge.mixes() && is_held(k); }
 
 void Held::anchor_(bool all) {
-  const auto& plan = frame_.plan();
+  const auto& plan = system_.plan();
   for (auto& [t, gain] : gains_) gain.copy_(value(t));
   for (size_t k = 0; k < plan.gauges.size(); ++k) {
     if (!turns(k) || turns_in_pass(k) || !(all || is_due(k))) continue;
@@ -187,20 +187,20 @@ void Held::anchor_(bool all) {
 }
 
 at::Tensor Held::value(size_t t) const {
-  const auto& tensor = frame_.plan().tensors[t];
+  const auto& tensor = system_.plan().tensors[t];
   const auto weights =
       deferred_of_[t] == nullptr ? tensor.tensor.detach() : deferred_of_[t]->settled(t);
   return tensor.offset == 0 ? weights : weights + tensor.offset;
 }
 
 at::Tensor Held::seen(size_t t) const {
-  const auto& through = frame_.plan().tensors[t].through;
+  const auto& through = system_.plan().tensors[t].through;
   const auto x = value(t);
   return through ? x * along_axis(value(through->gain), through->axis, x.dim()) : x;
 }
 
 void Held::write_seen_(size_t k, size_t l, const at::Tensor& seen) {
-  const auto& plan = frame_.plan();
+  const auto& plan = system_.plan();
   const auto& leg = plan.gauges[k].legs[l];
   auto weights = plan.tensors[leg.tensor].tensor.detach();
   const auto changed = seen / along_axis(value(*leg.gain), leg.map.axis(), seen.dim());
@@ -214,8 +214,8 @@ void Held::write_seen_(size_t k, size_t l, const at::Tensor& seen) {
 }
 
 at::Tensor Held::shift(size_t k) const {
-  const auto& gauge = frame_.plan().gauges[k];
-  Tensors x(frame_.plan().tensors.size());
+  const auto& gauge = system_.plan().gauges[k];
+  Tensors x(system_.plan().tensors.size());
   for (size_t l = 0; l < gauge.shift_legs(); ++l) {
     const auto& leg = gauge.legs[l];
     x[leg.tensor] = leg.gain ? seen(leg.tensor) : value(leg.tensor);
@@ -224,7 +224,7 @@ at::Tensor Held::shift(size_t k) const {
 }
 
 void Held::empty_(size_t k) {
-  const auto& plan = frame_.plan();
+  const auto& plan = system_.plan();
   const auto& gauge = plan.gauges[k];
   const auto given = shift(k);
   for (size_t l = 1; l < gauge.legs.size(); ++l) {
@@ -238,11 +238,11 @@ void Held::empty_(size_t k) {
 }
 
 void Held::centre_(size_t k) {
-  const auto& gauge = frame_.plan().gauges[k];
+  const auto& gauge = system_.plan().gauges[k];
   const auto mean = shift(k);
   for (size_t l = 0; l < gauge.legs.size(); ++l) {
     const auto& leg = gauge.legs[l];
-    auto weights = frame_.plan().tensors[leg.tensor].tensor.detach();
+    auto weights = system_.plan().tensors[leg.tensor].tensor.detach();
     const auto change = shift_of_leg(leg, mean).to(weights.scalar_type());
     if (leg.gain) {
       write_seen_(k, l, seen(leg.tensor).sub_(change));
@@ -253,10 +253,10 @@ void Held::centre_(size_t k) {
 }
 
 Squares Held::squares_of(const std::vector<size_t>& gauges) const {
-  Squares squares(frame_.plan().tensors.size());
+  Squares squares(system_.plan().tensors.size());
   std::vector<bool> done(squares.size());
   for (const size_t k : gauges) {
-    const auto& gauge = frame_.plan().gauges[k];
+    const auto& gauge = system_.plan().gauges[k];
     for (const auto& leg : gauge.legs) {
       if (!done[leg.tensor]) squares[leg.tensor] = AxisSquares(seen(leg.tensor));
       done[leg.tensor] = true;
@@ -268,21 +268,21 @@ Squares Held::squares_of(const std::vector<size_t>& gauges) const {
 }
 
 SectionValue Held::section_of(size_t k, const Squares& squares) const {
-  const auto& gauge = frame_.plan().gauges[k];
-  const double smallest = smallest_norm(frame_.plan(), gauge);
+  const auto& gauge = system_.plan().gauges[k];
+  const double smallest = smallest_norm(system_.plan(), gauge);
   if (gauge.is_folded() && !degenerate_[k]) return first_leg_section(gauge, squares, smallest);
   return section(gauge, squares, smallest);
 }
 
 std::vector<at::Tensor> Held::scale_(const std::vector<size_t>& gauges) {
   if (gauges.empty()) return {};
-  const auto& plan = frame_.plan();
+  const auto& plan = system_.plan();
   auto squares = squares_of(gauges);
   std::vector<at::Tensor> moves;
   for (const size_t k : gauges) {
     const auto& gauge = plan.gauges[k];
-    const auto& state = frame_.gauge_states()[k];
-    if (degenerate_[k]) frame_.update_binding_(squares, k);
+    const auto& state = system_.gauge_states()[k];
+    if (degenerate_[k]) system_.update_binding_(squares, k);
     const auto now = section_of(k, squares);
     moves.push_back(at::where(state.bound & now.alive,
                               (state.target - now.value) / section_weight(gauge), 0.0) *
@@ -316,7 +316,7 @@ Held::Sides Held::at_target(const at::Tensor& target, const Sides& sides) {
 
 Held::Sides Held::grams(size_t k) const {
   Sides sides;
-  for (const auto& leg : frame_.plan().gauges[k].legs) {
+  for (const auto& leg : system_.plan().gauges[k].legs) {
     const auto x = leg.blocks->take(seen(leg.tensor));
     sides.add_(leg, x.matmul(x.mT()).to(at::kDouble));
   }
@@ -324,12 +324,12 @@ Held::Sides Held::grams(size_t k) const {
 }
 
 at::Tensor Held::gain_before(size_t t, const at::Tensor& like) const {
-  const auto& through = frame_.plan().tensors[t].through;
+  const auto& through = system_.plan().tensors[t].through;
   return through ? along_axis(gains_.at(through->gain), through->axis, like.dim()) : at::Tensor();
 }
 
 Held::Sides Held::turned(size_t k) const {
-  const auto& gauge = frame_.plan().gauges[k];
+  const auto& gauge = system_.plan().gauges[k];
   Sides sides;
   for (const auto& leg : gauge.legs) {
     const auto once = before_.find(leg.tensor);
@@ -344,7 +344,7 @@ Held::Sides Held::turned(size_t k) const {
 }
 
 void Held::balance_heads_(size_t k, const Sides& turned) {
-  const auto& plan = frame_.plan();
+  const auto& plan = system_.plan();
   const auto& gauge = plan.gauges[k].gauge;
   const bool balances =
       plan.gauges[k].is_linear() && !plan.gauges[k].plus.empty() && !plan.gauges[k].minus.empty();
@@ -385,8 +385,8 @@ void Held::balance_heads_(size_t k, const Sides& turned) {
 
 void Held::balance_(size_t k, const Sides& turned) {
   if (small_[k]) return balance_heads_(k, turned);
-  const auto& gauge = frame_.plan().gauges[k];
-  auto& state = frame_.gauge_states()[k];
+  const auto& gauge = system_.plan().gauges[k];
+  auto& state = system_.gauge_states()[k];
   const auto per_block = state.bound.view({-1, 1, 1});
   at::Tensor factor;
   if (gauge.is_linear() && !gauge.plus.empty() && !gauge.minus.empty()) {
@@ -425,22 +425,22 @@ void Held::balance_(size_t k, const Sides& turned) {
 }
 
 void Held::multiply_(size_t k, const at::Tensor& plus, const at::Tensor& minus) {
-  const auto& gauge = frame_.plan().gauges[k];
+  const auto& gauge = system_.plan().gauges[k];
   for (size_t l = 0; l < gauge.legs.size(); ++l) {
     const auto& leg = gauge.legs[l];
     const auto& matrices = leg.exponent > 0 ? plus : minus;
     // A gain along another axis does not matter.
-    auto x = leg.gain ? seen(leg.tensor) : frame_.plan().tensors[leg.tensor].tensor.detach();
+    auto x = leg.gain ? seen(leg.tensor) : system_.plan().tensors[leg.tensor].tensor.detach();
     leg.blocks->put_(x, matrices.to(x.options()).matmul(leg.blocks->take(x)));
     if (leg.gain) write_seen_(k, l, x);
   }
 }
 
 void Held::check_finite(bool is_finite, size_t k) const {
-  const auto& gauge = frame_.plan().gauges[k];
+  const auto& gauge = system_.plan().gauges[k];
   TORCH_CHECK_LINALG(
       is_finite, "gauge '", gauge.gauge.name, "': a step made '",
-      frame_.plan().tensors[gauge.legs.front().tensor].name,
+      system_.plan().tensors[gauge.legs.front().tensor].name,
       "' or a tensor beside it so large that its squares overflow; weights are finite, and not "
       "brought back to their canonical place");
 }
@@ -471,8 +471,8 @@ void Held::open_(const std::vector<bool>& can_step) {
     set.deferred->settle_(/*gradients=*/false);
     for (const size_t k : set.gauges) {
       if (!turns_in_pass(k)) continue;
-      for (const auto& leg : frame_.plan().gauges[k].legs) {
-        before_[leg.tensor] = frame_.plan().tensors[leg.tensor].tensor.detach().clone();
+      for (const auto& leg : system_.plan().gauges[k].legs) {
+        before_[leg.tensor] = system_.plan().tensors[leg.tensor].tensor.detach().clone();
       }
     }
   }
@@ -486,7 +486,7 @@ at::Tensor Held::gradient(size_t t) const {
 
 void Held::fold_() {
   for (auto& set : sets_) {
-    if (set.open) set.deferred->fold_(frame_.gauge_states(), [&](size_t k) { return is_due(k); });
+    if (set.open) set.deferred->fold_(system_.gauge_states(), [&](size_t k) { return is_due(k); });
   }
 }
 
@@ -505,9 +505,9 @@ void Held::forget_() {
   }
 }
 
-Frame Held::settled() const {
-  return frame_.at([&](size_t t) {
-    return deferred_of_[t] == nullptr ? frame_.plan().tensors[t].tensor
+CoordinateSystem Held::settled() const {
+  return system_.at([&](size_t t) {
+    return deferred_of_[t] == nullptr ? system_.plan().tensors[t].tensor
                                       : deferred_of_[t]->settled(t);
   });
 }
@@ -546,7 +546,7 @@ void Held::restore_() {
 void Held::close_(Set& set) {
   const auto due = [&](size_t k) { return is_due(k); };
   auto& deferred = *set.deferred;
-  deferred.close_(frame_.gauge_states(), due, [&](size_t k) { empty_(k); });
+  deferred.close_(system_.gauge_states(), due, [&](size_t k) { empty_(k); });
   std::vector<size_t> mixing;
   for (const size_t k : set.gauges) {
     if (turns(k) && is_due(k) && !turns_in_pass(k)) mixing.push_back(k);
@@ -559,10 +559,10 @@ void Held::close_(Set& set) {
     for (const bool is_folded : {true, false}) {
       std::vector<size_t> scales;
       for (const size_t k : set.gauges) {
-        const auto& gauge = frame_.plan().gauges[k];
+        const auto& gauge = system_.plan().gauges[k];
         if (gauge.is_scale() && is_due(k) && gauge.is_folded() == is_folded) scales.push_back(k);
       }
-      moved = std::max(moved, deferred.collect_(scales, frame_.gauge_states()));
+      moved = std::max(moved, deferred.collect_(scales, system_.gauge_states()));
     }
     deferred.settle_(/*gradients=*/false);
     return moved;
@@ -572,7 +572,7 @@ void Held::close_(Set& set) {
 /// Two that turn both axes of a tensor disturb each other, and scales.
 void Held::mix_(Set& set, const std::vector<size_t>& mixing,
                 const std::function<double(bool first)>& scale) {
-  const auto& plan = frame_.plan();
+  const auto& plan = system_.plan();
   const bool overlap = set.overlapping && mixing.size() > 1;
   // Chains of scales alone are swept until nothing moves.
   const bool chain = set.coupled && mixing.empty();
@@ -592,7 +592,7 @@ void Held::mix_(Set& set, const std::vector<size_t>& mixing,
 bool Held::fits_a_pass(const Set& set) const {
   return set.deferred && set.deferred->is_complete() && !is_degenerate(set) &&
          set.deferred->fits() && std::ranges::none_of(set.gauges, [&](size_t k) {
-           return frame_.plan().gauges[k].gauge.mixes() && is_due(k);
+           return system_.plan().gauges[k].gauge.mixes() && is_due(k);
          });
 }
 
@@ -606,11 +606,11 @@ void Held::restore_(const std::vector<Set*>& sets) {
     for (const size_t k : set->exchanges) {
       if (is_due(k)) empty_(k);
     }
-    set->deferred->measure_(frame_.gauge_states(), due, pass);
+    set->deferred->measure_(system_.gauge_states(), due, pass);
   }
   kernels::run(pass);
   pass.clear();
-  for (auto* set : moving) set->deferred->find_(frame_.gauge_states(), due);
+  for (auto* set : moving) set->deferred->find_(system_.gauge_states(), due);
   for (auto* set : moving) {
     if (set->deferred->is_finite()) continue;
     for (auto* other : moving) other->deferred->forget_();
@@ -622,7 +622,7 @@ void Held::restore_(const std::vector<Set*>& sets) {
 }
 
 void Held::restore_(Set& set) {
-  const auto& plan = frame_.plan();
+  const auto& plan = system_.plan();
   std::vector<size_t> folded;
   std::vector<size_t> balanced;
   std::vector<size_t> shifts;
@@ -643,7 +643,7 @@ void Held::restore_(Set& set) {
   const auto scale = [&](const std::vector<size_t>& gauges) {
     double moved = 0;
     if (loops != nullptr) {
-      moved = loops->collect_(gauges, frame_.gauge_states());
+      moved = loops->collect_(gauges, system_.gauge_states());
     } else {
       for (const auto& move : scale_(gauges)) {
         if (move.is_cpu()) moved = std::max(moved, move.abs().max().item<double>());
@@ -664,9 +664,9 @@ void Held::restore_(Set& set) {
   if (at_once) {
     const auto due = [&](size_t k) { return is_due(k); };
     Deferred::Pass pass;
-    loops->measure_(frame_.gauge_states(), due, pass);
+    loops->measure_(system_.gauge_states(), due, pass);
     kernels::run(pass);
-    loops->find_(frame_.gauge_states(), due);
+    loops->find_(system_.gauge_states(), due);
   } else {
     scale(folded);
     if (!shifts.empty()) write();
@@ -686,8 +686,8 @@ double Held::distance(size_t k) const {
   const auto largest = [](const at::Tensor& size) {
     return size.numel() > 0 ? size.abs().max().item<double>() : 0.0;
   };
-  const auto& gauge = frame_.plan().gauges[k];
-  const auto& state = frame_.gauge_states()[k];
+  const auto& gauge = system_.plan().gauges[k];
+  const auto& state = system_.gauge_states()[k];
   if (!is_held(k) || gauge.gauge.action == Action::rotation) return 0;
   if (gauge.is_shift()) return largest(shift(k));
   if (gauge.is_scale()) {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "coordinates/coordinate_system.h"
 #include "ddc/placement.h"
-#include "frame/frame.h"
 #include "placement/deferred.h"
 
 // Weights at their canonical place as a step sees them: no coordinates, no units, no frames. Everything
@@ -19,9 +19,9 @@ namespace ddc {
 /// The section of every gauge, and the moves that bring weights back to it.
 class Held {
  public:
-  /// `frame` is bound to weights at their canonical place. `one_pass`: whoever steps them calls `open_`,
+  /// `system` is bound to weights at their canonical place. `one_pass`: whoever steps them calls `open_`,
   /// and may leave moves pending.
-  Held(Frame frame, bool one_pass);
+  Held(CoordinateSystem system, bool one_pass);
 
   // A step in one pass: of the sets of gauges whose tensors all have a gradient and can be stepped so.
   // Elsewhere pending moves are made before the step, and `restore_` makes its own after it.
@@ -44,7 +44,7 @@ class Held {
   /// Makes what is pending, also to gradients.
   void settle_();
   /// The coordinate system with pending moves made.
-  Frame settled() const;
+  CoordinateSystem settled() const;
   /// By how much weights miss the section of a gauge.
   double distance(size_t gauge) const;
   /// Weights as they are now are the anchors from here on, of gauges that have been turned back or of all.
@@ -56,8 +56,8 @@ class Held {
   /// Pending moves, by place in the plan.
   std::vector<std::pair<size_t, at::Tensor*>> pending();
 
-  Frame& frame() { return frame_; }
-  const Frame& frame() const { return frame_; }
+  CoordinateSystem& coordinate_system() { return system_; }
+  const CoordinateSystem& coordinate_system() const { return system_; }
   at::Tensor& count() { return count_; }
   /// Tensors as they were at the last turn, by place in the plan and number of steps between turns.
   std::map<std::pair<size_t, int64_t>, at::Tensor>& anchors() { return anchors_; }
@@ -130,7 +130,7 @@ class Held {
   Sides turned(size_t gauge) const;
   at::Tensor gain_before(size_t tensor, const at::Tensor& like) const;
 
-  Frame frame_;
+  CoordinateSystem system_;
   at::Tensor count_;
   std::map<std::pair<size_t, int64_t>, at::Tensor> anchors_;
   /// Gains that weights are seen through, as they were before the step.

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "frame/shift.h"
+#include "coordinates/shift.h"
 #include "placement/held.h"
 
 namespace ddc {
@@ -115,8 +115,8 @@ struct Placement::Impl {
   void find_order(const Plan& plan);
   /// Moves copies of the parameters, to which `start` is bound, and notes the elements: empties vectors and
   /// subtracts means, then balances and turns.
-  void empty_(const Frame& start, const Parameters& copies);
-  void balance_(const Frame& start, const Parameters& copies);
+  void empty_(const CoordinateSystem& start, const Parameters& copies);
+  void balance_(const CoordinateSystem& start, const Parameters& copies);
   void go_(size_t k, const GroupElement& element, const Parameters& copies);
 };
 
@@ -151,7 +151,7 @@ void Placement::Impl::go_(size_t k, const GroupElement& element, const Parameter
 }
 
 // Each element is one at the place where those before it have left the weights.
-void Placement::Impl::empty_(const Frame& start, const Parameters& copies) {
+void Placement::Impl::empty_(const CoordinateSystem& start, const Parameters& copies) {
   const auto& states = start.gauge_states();
   for (const size_t k : order) {
     if (gauges[k].action == Action::exchange) go_(k, -states[k].held.flatten(), copies);
@@ -159,13 +159,13 @@ void Placement::Impl::empty_(const Frame& start, const Parameters& copies) {
   }
 }
 
-void Placement::Impl::balance_(const Frame& start, const Parameters& copies) {
+void Placement::Impl::balance_(const CoordinateSystem& start, const Parameters& copies) {
   const auto& plan = start.plan();
   const auto& states = start.gauge_states();
   for (const size_t k : order) {
     if (gauges[k].action == Action::scale) go_(k, -states[k].log_unit, copies);
   }
-  // Linear gauges are all balanced before the first axis is turned, as they were when the frame was bound.
+  // Linear gauges are all balanced before the first axis is turned, as they were when coordinates were read off.
   for (const size_t k : order) {
     if (gauges[k].action == Action::linear) go_(k, at::linalg_inv(states[k].frame), copies);
   }
@@ -197,34 +197,34 @@ Placement::Placement(const Parameters& params, std::vector<Gauge> gauges, Treatm
   own.params = params;
   own.gauges = std::move(gauges);
   own.elements.resize(own.gauges.size());
-  const auto frame_at = [&](const Parameters& where) {
-    Frame frame(in_one_group(where), own.gauges, treatments);
-    TORCH_CHECK_VALUE(frame.plan().gauges.size() == own.gauges.size(),
+  const auto system_at = [&](const Parameters& where) {
+    CoordinateSystem system(in_one_group(where), own.gauges, treatments);
+    TORCH_CHECK_VALUE(system.plan().gauges.size() == own.gauges.size(),
                       "placement: gauges that are not bound have no place");
-    return frame;
+    return system;
   };
   if (start == Start::canonical) {
-    own.held = std::make_unique<Held>(frame_at(params), one_pass);
-    own.find_order(own.held->frame().plan());
+    own.held = std::make_unique<Held>(system_at(params), one_pass);
+    own.find_order(own.held->coordinate_system().plan());
     for (size_t k = 0; k < own.gauges.size(); ++k) {
-      own.elements[k] =
-          identity_element(own.gauges[k], params).to(own.held->frame().plan().gauges[k].device());
+      own.elements[k] = identity_element(own.gauges[k], params)
+                            .to(own.held->coordinate_system().plan().gauges[k].device());
     }
     return;
   }
   const auto copies = widened(params);
-  auto found = frame_at(copies);
+  auto found = system_at(copies);
   own.find_order(found.plan());
   own.empty_(found, copies);
   // A zero that was moved is rounding when it is moved back. It must not pass for a side to balance against,
   // or for weights that have a gradient.
-  if (zero_rounding_(params, copies)) found = frame_at(copies);
+  if (zero_rounding_(params, copies)) found = system_at(copies);
   own.balance_(found, copies);
   write_(copies, params);
-  own.held = std::make_unique<Held>(frame_at(params), one_pass);
+  own.held = std::make_unique<Held>(system_at(params), one_pass);
   // Where the section is, and which channels are on it, was read off in float64.
   for (size_t k = 0; k < own.gauges.size(); ++k) {
-    auto& state = own.held->frame().gauge_states()[k];
+    auto& state = own.held->coordinate_system().gauge_states()[k];
     if (own.gauges[k].action == Action::scale) state.target = found.gauge_states()[k].target;
     state.bound = found.gauge_states()[k].bound;
     state.known = found.gauge_states()[k].known;
@@ -287,18 +287,18 @@ std::vector<PlacementState> Placement::state() {
   result.push_back({first, "count", &impl_->held->count()});
   for (size_t k = 0; k < impl_->gauges.size(); ++k) {
     const auto& name = impl_->gauges[k].name;
-    auto& held = impl_->held->frame().gauge_states()[k];
+    auto& held = impl_->held->coordinate_system().gauge_states()[k];
     result.push_back({name, "element", &impl_->elements[k]});
     result.push_back({name, "bound", &held.bound});
     result.push_back({name, "known", &held.known});
     if (held.target.defined()) result.push_back({name, "target", &held.target});
   }
   for (const auto& [place, moves] : impl_->held->pending()) {
-    const auto& tensor = impl_->held->frame().plan().tensors[place].name;
+    const auto& tensor = impl_->held->coordinate_system().plan().tensors[place].name;
     result.push_back({first, "pending." + tensor, moves});
   }
   for (auto& [key, anchor] : impl_->held->anchors()) {
-    const auto& tensor = impl_->held->frame().plan().tensors[key.first].name;
+    const auto& tensor = impl_->held->coordinate_system().plan().tensors[key.first].name;
     result.push_back({first, "anchor." + std::to_string(key.second) + "." + tensor, &anchor});
   }
   return result;
@@ -321,7 +321,9 @@ double Placement::distance_to_section() const {
   return largest;
 }
 
-const Frame& Placement::frame() const { return impl_->held->frame(); }
+const CoordinateSystem& Placement::coordinate_system() const {
+  return impl_->held->coordinate_system();
+}
 
 std::vector<at::Tensor> Placement::gauge_coordinates() const {
   const auto settled = impl_->held->settled();

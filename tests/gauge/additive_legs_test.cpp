@@ -5,10 +5,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 
+#include "coordinates/plan.h"
 #include "ddc/gauge/action.h"
 #include "ddc/gauge/norm_shift.h"
 #include "ddc/testing/gauge_invariants.h"
-#include "frame/plan.h"
 #include "support/errors.h"
 #include "support/legs.h"
 

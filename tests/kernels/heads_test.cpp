@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "frame/blocks.h"
+#include "coordinates/blocks.h"
 
 namespace ddc::tests {
 namespace {

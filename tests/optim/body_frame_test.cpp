@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "frame/frame.h"
+#include "coordinates/coordinate_system.h"
 #include "support/matrices.h"
 #include "support/pursuit.h"
 #include "support/tolerances.h"
@@ -78,7 +78,7 @@ TEST(BodyFrame, DoesNotSeeSignsOfEigenvectors) {
       const auto first = train(bed, gauges, turned(mode));
       const auto second = train(moved, gauges, turned(mode));
       const auto frame = [](const Trained& trained) {
-        return trained.optimizer->frame().gauge_states().front().frame;
+        return trained.optimizer->coordinate_system().gauge_states().front().frame;
       };
       const auto signs =
           frame(first).transpose(1, 2).matmul(element[0].transpose(1, 2)).matmul(frame(second));

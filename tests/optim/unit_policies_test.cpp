@@ -5,11 +5,11 @@
 
 #include <cmath>
 
+#include "coordinates/coordinate_system.h"
 #include "ddc/gauge/norm_scale.h"
 #include "ddc/gauge/rescale.h"
 #include "ddc/optim/adam.h"
 #include "ddc/testbeds/blocks.h"
-#include "frame/frame.h"
 #include "support/tolerances.h"
 #include "support/training.h"
 
@@ -88,10 +88,11 @@ TEST(UnitPolicy, StandardUnitsAreOneAtAUsualInitialisation) {
       {.in = params["in"], .in_bias = params["in_bias"], .out = {params["out"]}, .degree = 2});
   for (const auto& gauge : {norm, rescale}) {
     const DDCAdam optimizer(params, {gauge}, {}, in_place({.coordinates = Coordinates::standard}));
-    EXPECT_LE(optimizer.frame().gauge_states()[0].log_unit.abs().max().item<double>(), 1e-14)
+    EXPECT_LE(optimizer.coordinate_system().gauge_states()[0].log_unit.abs().max().item<double>(),
+              1e-14)
         << gauge.name;
     const DDCAdam other(params, {gauge}, {}, in_place({.coordinates = Coordinates::balanced}));
-    EXPECT_GT(other.frame().gauge_states()[0].log_unit.abs().max().item<double>(), 0.05)
+    EXPECT_GT(other.coordinate_system().gauge_states()[0].log_unit.abs().max().item<double>(), 0.05)
         << gauge.name;
   }
 }

@@ -4,11 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "coordinates/coordinate_system.h"
 #include "ddc/optim/sgd.h"
 #include "ddc/optim/shampoo.h"
 #include "ddc/optim/soap.h"
 #include "ddc/testbeds/blocks.h"
-#include "frame/frame.h"
 #include "support/snapshot.h"
 #include "support/tolerances.h"
 #include "support/training.h"
@@ -251,7 +251,7 @@ TEST_P(LivelyFrames, MoveAndCutDirectionsOff) {
         EXPECT_GT(line.frames_recomputed, 0) << base.name << " " << line.name;
       }
       moved += line.frames_recomputed;
-      const auto& values = lifted.frame().gauge_states()[k].eigenvalues;
+      const auto& values = lifted.coordinate_system().gauge_states()[k].eigenvalues;
       cut += (values < values.amax(-1, true) * kTau).sum().item<int64_t>();
     }
     EXPECT_GT(moved, 0) << base.name;

@@ -8,11 +8,11 @@
 #include <algorithm>
 #include <functional>
 
+#include "coordinates/plan.h"
 #include "ddc/optim/adam.h"
 #include "ddc/optim/muon.h"
 #include "ddc/placement.h"
 #include "ddc/testbeds/runs.h"
-#include "frame/plan.h"
 
 namespace ddc::tests {
 namespace {

@@ -7,13 +7,13 @@
 
 #include <sstream>
 
+#include "coordinates/coordinate_system.h"
 #include "ddc/optim/adam.h"
 #include "ddc/optim/muon.h"
 #include "ddc/optim/recipe.h"
 #include "ddc/placement.h"
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/zoo.h"
-#include "frame/frame.h"
 #include "support/errors.h"
 #include "support/small_networks.h"
 

@@ -9,7 +9,7 @@
 
 namespace ddc {
 
-class Frame;
+class CoordinateSystem;
 
 /// Observer of the gauge coordinates of parameters (see gauge.h), whatever trains them. Binds nothing and
 /// changes nothing; units are those that the parameters have at construction.
@@ -26,7 +26,7 @@ class GaugeCoordinates {
   std::vector<at::Tensor> measure() const;
 
  private:
-  std::unique_ptr<Frame> frame_;
+  std::unique_ptr<CoordinateSystem> system_;
 };
 
 }  // namespace ddc

@@ -21,7 +21,7 @@
 
 namespace ddc {
 
-class Frame;
+class CoordinateSystem;
 class Placement;
 struct GroupedParameter;
 
@@ -214,7 +214,7 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
   /// The coordinate system; for tests and meters of this library.
-  const Frame& frame() const;
+  const CoordinateSystem& coordinate_system() const;
 
  protected:
   /// `names` gives tensors of the groups their names; others are called by their position.
@@ -310,7 +310,7 @@ class LiftedOptimizer : public torch::optim::Optimizer {
   /// Why, if nobody said so; empty otherwise.
   std::string why_in_place_;
   /// All parameters; with the gauges in it if they are bound in place.
-  std::unique_ptr<Frame> frame_;
+  std::unique_ptr<CoordinateSystem> system_;
   std::unique_ptr<Placement> placement_;
   /// Weights as they were before they were placed, until the first step: a state of these very weights
   /// may be loaded, and gone on with to the last bit.

@@ -24,7 +24,7 @@ double larger(double largest, double candidate) {
   return std::max(largest, candidate);
 }
 
-// ---- Rotations of consecutive iterates. Plain linear algebra on rows: nothing of ddc/frame. ----
+// ---- Rotations of consecutive iterates. Plain linear algebra on rows: nothing of ddc/coordinates. ----
 
 /// The rows of a block of a leg, in the order of the block's channels: [block, entries]. Where several
 /// rows have the same channel (grouped queries) their entries stand side by side.
