@@ -686,8 +686,8 @@ MORE = [
         of_the_point=4,
         missing="The 4 are there for few tokens and classes alone, and not with 41 tokens or 9 classes. "
         "8 add a vector to all tokens and take it back behind the first attention: from the output's bias, "
-        "and the biases of queries, keys and values. The search looks for readers or for what is added, not for "
-        "both.",
+        "and the biases of queries, keys and values. The search looks for readers or for what is added, "
+        "not for both.",
     ),
     Family(
         "ResNet, eval",

@@ -27,7 +27,8 @@ struct HeadMove {
 
 /// Finds the move, but for generators below `rounding`. What a generator would move is measured, not the matrices:
 /// directions in which these are small are as far off as the others. Returns whether it was found. Iterations
-/// get there in few steps if the Gram matrices are nearly diagonal; if not, and there is no `basis`, nothing is written.
+/// get there in few steps if the Gram matrices are nearly diagonal; if not, and there is no `basis`, nothing is
+/// written.
 bool find_move(const HeadMove& head, double rounding);
 
 }  // namespace ddc::kernels

@@ -98,7 +98,8 @@ TEST(StepMemory, WithAllGaugesInPlaceIsThatOfStepsInFloat64) {
 
 /// At the canonical place a step works on the weights themselves. Beyond AdamW's state there are the weights as they
 /// were at the last turn (anchors) of what is turned, between steps, and in a step in which nothing is turned next to
-/// nothing. Where all is due, the residual stream too, it is not the largest tensor yet: what is reached is written down.
+/// nothing. Where all is due, the residual stream too, it is not the largest tensor yet: what is reached is written
+/// down.
 TEST(StepMemory, WithAllGaugesAtTheCanonicalPlaceIsAnchorsAndWhatIsTurned) {
   for (const auto* network : {"rms_swiglu_rope", "ln_relu"}) {
     const auto usual = measure(network, ddc_adam(usual_options(), placed()), true);

@@ -2,6 +2,7 @@
 build/release under the root of the repository."""
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -14,6 +15,12 @@ def tool():
     # Not a skip: a missing tool would leave the command line untested without a word.
     assert path.is_file(), f"{path} does not exist; build it or set DDC_BUILD_DIR"
     return path
+
+
+def default_signals():
+    """For `preexec_fn`: the tool leaves signals alone that whoever starts it ignores, as nohup and "&" in scripts do."""
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(each, signal.SIG_DFL)
 
 
 def ddc(*arguments, **options):

@@ -10,7 +10,7 @@ import signal
 import subprocess
 
 import pytest
-from cli_support import FAILURE, INTERRUPTED, USAGE, ddc, tool
+from cli_support import FAILURE, INTERRUPTED, USAGE, ddc, default_signals, tool
 from terminal import run_in_terminal
 
 RELU = "relu_teacher_student"
@@ -42,6 +42,7 @@ def start(*arguments, **options):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=default_signals,
         **options,
     )
 
