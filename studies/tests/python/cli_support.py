@@ -18,7 +18,7 @@ def tool():
 
 
 def default_signals():
-    """For `preexec_fn`: the tool leaves signals alone that whoever starts it ignores, as nohup and "&" in scripts do."""
+    """For `preexec_fn`: the tool ignores signals that its parent ignores, as nohup and "&" in scripts do."""
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_DFL)
 
