@@ -160,6 +160,21 @@ void bind_symmetries(py::module_& module) {
              group.completeness.reset();
              return group;
            })
+      .def("refuse",
+           [](SymmetryGroup group, const std::map<std::string, std::string>& reasons) {
+             std::erase_if(group.findings, [&](const Finding& finding) {
+               const auto reason = reasons.find(finding.gauge.name);
+               if (reason == reasons.end()) return false;
+               auto& refusal = group.refusals.emplace_back();
+               refusal.name = finding.gauge.name;
+               refusal.kind = finding.gauge.kind;
+               for (const auto& leg : finding.gauge.legs) refusal.tensors.push_back(leg.tensor);
+               refusal.residual = finding.residual;
+               refusal.reason = reason->second;
+               return true;
+             });
+             return group;
+           })
       .def(
           "with_notes",
           [](SymmetryGroup group, const std::vector<std::string>& notes) {

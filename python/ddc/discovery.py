@@ -175,22 +175,25 @@ def _verified(
                 find(evaluate.parameters, evaluate, progress=progress.stage, **options)
             )
             roles = roles_of(evaluate.model, evaluate.output_weights())
-            notes = evaluate.notes + _notes_on_running_means(evaluate, group)
-            return group.with_notes(notes)._with_roles(roles)
+            group = _leave_running_means(evaluate, group)
+            return group.with_notes(evaluate.notes)._with_roles(roles)
 
     return _on_rank_zero(evaluation.take_batches, search)
 
 
-def _notes_on_running_means(evaluate: Evaluation, group: SymmetryGroup) -> list[str]:
-    """What is null in train mode may still move what a norm keeps for eval mode."""
-    null = {g.legs[0][0] for g in group.gauges if g.kind == "null shift"}
-    followers = {name: evaluate.buffers_that_follow(name) for name in sorted(null)}
-    return [
-        f"in train mode the loss does not depend on '{name}', but {', '.join(map(repr, buffers))} "
-        "follows it: where it is moved, outputs in eval mode change until running means are taken anew"
-        for name, buffers in followers.items()
-        if buffers
-    ]
+def _leave_running_means(evaluate: Evaluation, group: SymmetryGroup) -> SymmetryGroup:
+    """The group without what is null in train mode, and moves what a norm keeps for eval mode."""
+    reasons = {}
+    for gauge in group.gauges:
+        if gauge.kind != "null shift":
+            continue
+        tensor = gauge.legs[0][0]
+        if buffers := evaluate.buffers_that_follow(tensor):
+            reasons[gauge.name] = (
+                f"in train mode the loss does not depend on '{tensor}', but {', '.join(map(repr, buffers))} "
+                "follows it: to move one without the other would change outputs in eval mode"
+            )
+    return SymmetryGroup(group._core.refuse(reasons)) if reasons else group
 
 
 def _on_rank_zero(
