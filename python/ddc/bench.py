@@ -262,11 +262,13 @@ def machine() -> Record:
 
 @functools.cache
 def ceilings(threads: int) -> Record:
-    """What memory and arithmetic can do on these threads: a copy, and products in float32 and float64."""
+    """What memory and arithmetic can do on these threads: a copy, an update, products of two types."""
     assert threads == torch.get_num_threads()
     source = torch.randn(1 << 26)
     target = torch.empty_like(source)
     copying = min(seconds(lambda: target.copy_(source)) for _ in range(5))
+    # In place: what is written has been read, as in a step.
+    updating = min(seconds(lambda: target.add_(source)) for _ in range(5))
     rates = {}
     for type_ in (torch.float32, torch.float64):
         x = torch.randn(1024, 1024, dtype=type_)
@@ -274,6 +276,7 @@ def ceilings(threads: int) -> Record:
         rates[type_] = 2 * 1024**3 / product
     return {
         "copy bytes/s": 2 * source.nbytes / copying,
+        "update bytes/s": 3 * source.nbytes / updating,
         "float32 flops/s": rates[torch.float32],
         "float64 flops/s": rates[torch.float64],
     }
@@ -325,8 +328,9 @@ class Bench:
         """Milliseconds that the plan of a step takes at the ceilings of this machine."""
         plan = optimizer.report().cost
         single = plan.flops - plan.double_flops
+        memory = max(rate for kind, rate in self.limits.items() if kind.endswith("bytes/s"))
         return 1e3 * (
-            plan.bytes / self.limits["copy bytes/s"]
+            plan.bytes / memory
             + single / self.limits["float32 flops/s"]
             + plan.double_flops / self.limits["float64 flops/s"]
         )
