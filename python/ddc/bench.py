@@ -329,11 +329,12 @@ class Bench:
         plan = optimizer.report().cost
         single = plan.flops - plan.double_flops
         memory = max(rate for kind, rate in self.limits.items() if kind.endswith("bytes/s"))
-        return 1e3 * (
+        seconds: float = (
             plan.bytes / memory
             + single / self.limits["float32 flops/s"]
             + plan.double_flops / self.limits["float64 flops/s"]
         )
+        return 1e3 * seconds
 
     def held(self, group: ddc.SymmetryGroup, every: int) -> Step:
         optimizer = self.adamw()

@@ -136,7 +136,8 @@ def _mixes(gauge: _C.Gauge) -> bool:
 
 def _turned_block(gauge: _C.Gauge, parameters: Mapping[str, Tensor], block: int) -> Tensor:
     """What of the parameters a block of a gauge turns, [block, entries of all legs]."""
-    plus, minus = [], []
+    plus: list[Tensor] = []
+    minus: list[Tensor] = []
     for leg in gauge.legs:
         weight = (parameters[leg.tensor].detach().double() + leg.offset).movedim(leg.axis, 0)
         channels = leg.channel_of or list(range(len(weight)))
@@ -155,7 +156,8 @@ def _turned_block(gauge: _C.Gauge, parameters: Mapping[str, Tensor], block: int)
 
 def _power(symmetric: Tensor, exponent: float) -> Tensor:
     values, vectors = torch.linalg.eigh(symmetric)
-    return (vectors * values.pow(exponent)) @ vectors.T
+    power: Tensor = (vectors * values.pow(exponent)) @ vectors.T
+    return power
 
 
 def _balanced(plus: Tensor, minus: Tensor) -> Tensor:
@@ -171,10 +173,11 @@ def _angle(before: Tensor, after: Tensor) -> float:
     u, _, v = torch.linalg.svd(after @ before.T)
     rotation = u @ v
     # Small angles are in R - R^T: phases of eigenvalues that meet are known to the root of rounding.
-    small = ((rotation - rotation.T) / 2).norm().item()
+    small: float = ((rotation - rotation.T) / 2).norm().item()
     if small < 1e-3 and rotation.trace() > 0:
         return small
-    return torch.linalg.eigvals(rotation).log().abs().norm().item()
+    angle: float = torch.linalg.eigvals(rotation).log().abs().norm().item()
+    return angle
 
 
 class FisherMeter(Meter):

@@ -87,7 +87,7 @@ class _Layouts(TorchFunctionMode):
 
     def of(self, tensor: Tensor) -> int | None:
         """Axis, from the end; None in a model with convolutions, where nothing tells."""
-        axis: int | None = self._axis.get(tensor)
+        axis: int | None = self._axis.get(tensor)  # type: ignore[no-untyped-call]
         if axis is None and (tensor.dim() == 2 or not self._mixed):
             return -1
         return axis
@@ -115,7 +115,7 @@ class _Layouts(TorchFunctionMode):
 
     def _kept(self, given: Tensor, result: Tensor) -> int | None:
         if given.shape == result.shape:
-            known: int | None = self._axis.get(given)
+            known: int | None = self._axis.get(given)  # type: ignore[no-untyped-call]
             return known
         # A gain or a bias per channel of the last axis.
         if isinstance(given, nn.Parameter) and given.shape == result.shape[-1:]:
@@ -285,7 +285,7 @@ def activations(
             if name in chosen and name in recorder.outputs:
                 entering = recorder.inputs.get(name) if isinstance(module, nn.ReLU) else None
                 result[name] = _node(
-                    torch.cat(recorder.outputs[name]), entering and torch.cat(entering)
+                    torch.cat(recorder.outputs[name]), torch.cat(entering) if entering else None
                 )
         except ValueError as error:
             raise ValueError(f"module '{name}': {error}") from None
@@ -330,12 +330,13 @@ def gate_dead(
 
 def row_norms(weight: Tensor) -> Tensor:
     """Norm per index of the first axis: of what enters each unit."""
-    return weight.detach().flatten(1).norm(dim=1)
+    norms: Tensor = weight.detach().flatten(1).norm(dim=1)
+    return norms
 
 
 def column_norms(weight: Tensor) -> Tensor:
     """Norm per index of the second axis: of what each input gives to all units."""
-    return weight.detach().movedim(1, 0).flatten(1).norm(dim=1)
+    return row_norms(weight.detach().movedim(1, 0))
 
 
 def dead_directions(weight: Tensor, floor: float = 1e-3) -> Tensor:
