@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/rescale.h"
 
 // What the ready-made gauges share. Not installed.

@@ -2,7 +2,7 @@
 // identities of a gauge checked.
 
 #include <ATen/ATen.h>
-#include <ddc/gauge/norm_scale.h>
+#include <ddc/gauge/norm.h>
 #include <ddc/gauge/rescale.h>
 #include <ddc/optim/adam.h>
 #include <ddc/testing/gauge_invariants.h>

@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "ddc/gauge/attention.h"
-#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/shift.h"
 #include "ddc/testbeds/blocks.h"
 #include "support/errors.h"

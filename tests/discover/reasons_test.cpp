@@ -11,8 +11,7 @@
 
 #include "ddc/discover/gate.h"
 #include "ddc/gauge/attention.h"
-#include "ddc/gauge/norm_scale.h"
-#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/residual.h"
 #include "ddc/gauge/shift.h"
 #include "ddc/testbeds/blocks.h"

@@ -7,7 +7,7 @@
 
 #include "coordinates/plan.h"
 #include "ddc/gauge/action.h"
-#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/testing/gauge_invariants.h"
 #include "support/errors.h"
 #include "support/legs.h"

@@ -6,7 +6,7 @@
 
 #include "ddc/gauge/channel_map.h"
 #include "ddc/gauge/gauge.h"
-#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/rescale.h"
 #include "ddc/gauge/shift.h"
 #include "support/errors.h"

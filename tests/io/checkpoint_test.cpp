@@ -26,7 +26,7 @@
 #include <sstream>
 #include <thread>
 
-#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/io/safetensors.h"
 #include "ddc/optim/adam.h"
 #include "ddc/testbeds/blocks.h"

@@ -11,7 +11,7 @@
 #include <map>
 #include <sstream>
 
-#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/shift.h"
 #include "ddc/testbeds/blocks.h"
 #include "ddc/testbeds/mlp.h"

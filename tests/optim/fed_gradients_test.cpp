@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/rescale.h"
 #include "ddc/gauge/shift.h"
 #include "support/tolerances.h"

@@ -6,7 +6,7 @@
 
 #include <set>
 
-#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/shift.h"
 #include "ddc/optim/adam.h"
 #include "ddc/optim/schedule.h"

@@ -8,7 +8,7 @@
 #include <set>
 
 #include "ddc/gauge/attention.h"
-#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/rescale.h"
 #include "ddc/gauge/shift.h"
 #include "ddc/optim/muon.h"

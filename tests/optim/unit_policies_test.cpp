@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "coordinates/coordinate_system.h"
-#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/rescale.h"
 #include "ddc/optim/adam.h"
 #include "ddc/testbeds/blocks.h"

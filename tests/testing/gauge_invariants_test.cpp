@@ -7,7 +7,7 @@
 
 #include <sstream>
 
-#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/optim/adam.h"
 #include "ddc/optim/muon.h"
 #include "ddc/testbeds/blocks.h"

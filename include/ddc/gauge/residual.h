@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/rescale.h"
 
 // The gauges of a residual stream: its mean, which LayerNorm does not read, and its basis, which no

@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm.h"
 #include "draw.h"
 #include "layers.h"
 #include "options.h"

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/rescale.h"
 #include "draw.h"
 #include "layers.h"

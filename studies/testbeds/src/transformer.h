@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/testbeds/testbed.h"
 #include "layers.h"
 

@@ -7,8 +7,7 @@
 
 #include "ddc/gauge/attention.h"
 #include "ddc/gauge/channel_map.h"
-#include "ddc/gauge/norm_scale.h"
-#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/rescale.h"
 #include "ddc/gauge/residual.h"
 #include "ddc/gauge/shift.h"

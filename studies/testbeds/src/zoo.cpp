@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-#include "ddc/gauge/norm_scale.h"
+#include "ddc/gauge/norm.h"
 #include "ddc/gauge/rescale.h"
 #include "ddc/testbeds/blocks.h"
 #include "tasks.h"

@@ -1,6 +1,6 @@
 // The gauges of a norm's shift and of what LayerNorm does not read: legs, and what is wrong.
 
-#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/norm.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "ddc/gauge/norm_shift.h"
+#include "ddc/gauge/norm.h"
 
 #include <ATen/ATen.h>
 
@@ -6,6 +6,21 @@
 #include "makers.h"
 
 namespace ddc {
+
+Gauge norm_scale(const NormScale& spec) {
+  TORCH_CHECK(!spec.readers.empty(), "norm_scale: '", spec.gain.name, "' has no reader");
+  Gauge gauge;
+  gauge.name = makers::name_or(spec.name, spec.gain, "scale");
+  gauge.kind = "norm scale";
+  gauge.channels = makers::size_of(spec.gain, 0, "gain");
+  makers::add_leg(gauge, spec.gain, 0, 1);
+  gauge.legs.back().offset = spec.gain_is_offset ? 1 : 0;
+  makers::add_leg(gauge, spec.shift, 0, 1);
+  for (const auto& reader : spec.readers) {
+    makers::add_leg(gauge, reader, makers::in_axis(spec.layout), -1);
+  }
+  return gauge;
+}
 
 std::vector<Gauge> norm_kernel_shifts(const NormReaders& spec) {
   const int64_t axis = makers::in_axis(spec.layout);
