@@ -173,10 +173,11 @@ TEST(RopeGrokking, TrainingPairsAreLearned) {
   auto options = small();
   options.batch_size = 0;
   const auto bed = rope_grokking(options);
-  const auto params = bed.init(1, at::kFloat);
+  // In float32 one of 14 pairs comes and goes at this rate.
+  const auto params = bed.init(1, at::kDouble);
   const auto optimizer = ddc_adam(AdamOptions{.lr = 1e-2})(params, bed.gauges(params));
   for (uint64_t step = 0; step < 200; ++step) {
-    backward(bed, params, bed.batch(step, at::kFloat));
+    backward(bed, params, bed.batch(step, at::kDouble));
     optimizer->step();
   }
   EXPECT_EQ(bed.observe(params).at("train_accuracy"), 1);
