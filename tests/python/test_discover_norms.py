@@ -54,7 +54,9 @@ def test_all_is_found_behind_biases_that_a_norm_takes_out(make, loss, scales, la
     expected = [("norm scale", n) for n in scales] + [("CE row shift", last), ("CE bias shift", 1)]
     assert sorted((each.kind, each.dimension) for each in group.gauges) == sorted(expected)
     # Biases are null, but running means follow them: they are left out, and are no gap in what is known.
-    assert [each.kind for each in group.refused].count("null shift") == (len(scales) if bias else 0)
+    assert [each.kind for each in group.refusals].count("null shift") == (
+        len(scales) if bias else 0
+    )
     dimension = sum(size for _, size in expected) + (sum(scales) if bias else 0)
     assert group.completeness is not None
     assert group.completeness.method == "exact"
@@ -65,7 +67,7 @@ def test_all_is_found_behind_biases_that_a_norm_takes_out(make, loss, scales, la
 def test_a_bias_before_a_norm_is_null_wherever_weights_are(seed: int) -> None:
     torch.manual_seed(seed)
     group = ddc.discover(perceptron(5, 6, bias=True).double().train(), classify_vectors)
-    assert "null shift" in [each.kind for each in group.refused]
+    assert "null shift" in [each.kind for each in group.refusals]
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -77,7 +79,7 @@ def test_a_null_bias_that_running_means_follow_is_left_out(training: bool) -> No
     group = ddc.discover(model, classify_vectors)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
-    reasons = [each.reason for each in group.refused if "running_mean" in each.reason]
+    reasons = [each.reason for each in group.refusals if "running_mean" in each.reason]
     assert len(reasons) == (2 if training else 0)
     if training:
         assert "'0.bias'" in reasons[0] and "'1.running_mean'" in reasons[0]
