@@ -81,6 +81,7 @@ def main(folder: Path) -> None:
     }
     torch.save(found, folder / f"rank{rank}of{ranks}.pt")
     if ranks > 1:
+        dist.barrier()
         dist.destroy_process_group()
 
 
