@@ -316,7 +316,7 @@ def missing_of(network: Network) -> int | None:
 
 
 def mechanisms(seed: int, missing: int) -> dict[str, int]:
-    """Of the missing directions those that each of the changes saves, and the rest."""
+    """Missing directions that each of the changes saves, and the rest."""
     result: dict[str, int] = {}
     changes: dict[str, Any] = {}
     for name, change in CHANGES.items():

@@ -190,11 +190,11 @@ def function_difference(
     Parameters
     ----------
     group : SymmetryGroup
-        Of the model; tells whether its outputs are logits.
+        Loss of the model; tells whether its outputs are logits.
     model : Module
         Takes the weights of both, one after the other, and keeps those of the second.
     loss : callable
-        Of the model, on a batch that it draws from the generators of torch, numpy or random.
+        Loss of the model, on a batch that it draws from the generators of torch, numpy or random.
     a, b : dict of tensors by name
     batches : int
     """

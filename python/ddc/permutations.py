@@ -41,7 +41,7 @@ class PermutedAxis:
     flips : bool
         Changes its sign where a unit does.
     of : int or None
-        Of a stack of matrices the one that is meant; the axis is one of this matrix then.
+        Number of a matrix in a stack of them; the axis is one of this matrix then.
     buffer : bool
         The tensor is a buffer (a running mean).
     """

@@ -52,7 +52,7 @@ class Hold:
     _known: Named | None = None
     # The thread of the step that is under way, and what its writes are counted from.
     _stepping: tuple[int, int] | None = None
-    # Of steps within steps: the class of the optimizer, and the one that it was made from, both call hooks.
+    # Steps within steps: the class of the optimizer, and the one that it was made from, both call hooks.
     _depth = 0
     _had_gradients = False
 

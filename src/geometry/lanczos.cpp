@@ -92,7 +92,7 @@ Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iter
     orthogonalise_(rest, basis, count);
     const double room = norm_of(rest);
     if (room <= std::sqrt(rounding) * norm_of(fresh)) return at::Tensor();
-    // Of a small part that is left the projection, too, is taken again.
+    // The projection of a small remainder is taken again, too.
     rest = projected(projection, rest.div_(room)).clone();
     orthogonalise_(rest, basis, count);
     return rest.div_(norm_of(rest));
@@ -101,7 +101,7 @@ Ritz lanczos(const LinearOperator& matrix, const at::Tensor& start, int64_t iter
   auto basis = at::empty({std::min<int64_t>(most, 16), matrix.columns}, start.options());
   double next = 0;
   double largest = 0;
-  // Of a product, relative to the largest eigenvalue.
+  // Rounding of a product, relative to the largest eigenvalue.
   const double still =
       rounding * std::max(10 * std::sqrt(static_cast<double>(matrix.columns)), 400.0);
   const bool whole = exhausted == Exhausted::restart && matrix.columns <= iterations;

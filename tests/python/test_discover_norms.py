@@ -70,10 +70,11 @@ def test_a_bias_before_a_norm_is_null_wherever_weights_are(seed: int) -> None:
     assert "null shift" in [each.kind for each in group.refusals]
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_a_null_bias_that_running_means_follow_is_left_out(training: bool) -> None:
+@pytest.mark.parametrize(("training", "mean"), [(True, 0.0), (True, 1e4), (False, 0.0)])
+def test_a_null_bias_that_running_means_follow_is_left_out(training: bool, mean: float) -> None:
     torch.manual_seed(0)
     model = perceptron(5, 6, 7, bias=True).double().train(training)
+    model[1].running_mean.fill_(mean)
     model(torch.randn(64, 5, dtype=torch.float64))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     group = ddc.discover(model, classify_vectors)
@@ -91,7 +92,7 @@ def test_a_null_bias_that_running_means_follow_is_left_out(training: bool) -> No
 
 
 class Attention(nn.Module):
-    """Of embedded tokens, with no norm or residual connection around it."""
+    """Attention to embedded tokens, with no norm or residual connection around it."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()

@@ -1102,7 +1102,7 @@ def test_sum_over_samples_is_refused_where_batches_are_weighed():
     halves = [tuple(part[k::2] for part in batches[0]) for k in range(2)]
     whole = geometry.GaussNewton(model, summed, batches=batches)
     trace = geometry.spectrum(geometry.GaussNewton(model, loss, batches=batches)).trace[0]
-    # Of one batch it is what it says.
+    # With one batch it is what it says.
     assert geometry.spectrum(whole).trace[0] == pytest.approx(SAMPLES * trace, rel=1e-9)
     with pytest.raises(ValueError, match="sum over samples.*reduction"):
         geometry.GaussNewton(model, summed, batches=batches, batch_size=100)

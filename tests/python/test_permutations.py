@@ -164,7 +164,7 @@ def test_experts_have_an_order_and_each_one_of_its_units() -> None:
     loss = families.in_float64(family.loss)
     group = ddc.discover(model, loss)
     found = ddc.permutations(model, loss, group)
-    # Of two layers: heads, experts, and units of every expert.
+    # Two layers: heads, experts, and units of every expert.
     experts = model.config.num_local_experts
     assert sorted(each.units for each in found) == sorted(
         [2, 2, experts, experts] + 2 * experts * [6]

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import random_networks  # noqa: E402
 
-# Of one with heads wider than the stream, whose linear groups are left out.
+# Seed of a network with heads wider than the stream, whose linear groups are left out.
 WIDE = 2010
 STEPS = 8
 

@@ -3,7 +3,7 @@
 The helpers of those tests (`torch.testing._internal.common_optimizers`) give torch's optimizers with all
 their options. test_optim.py has the tests of TestOptimRenewed one by one.
 
-Of TestLRScheduler (test/optim/test_lrscheduler.py) and TestSWAUtils (test_swa_utils.py) these are here or
+From TestLRScheduler (test/optim/test_lrscheduler.py) and TestSWAUtils (test_swa_utils.py) these are here or
 elsewhere:
 
 | torch's | here |

@@ -238,7 +238,7 @@ struct Ritz {
   bool complete = false;
 };
 
-/// What Lanczos' method does when the Krylov space of its start vector is exhausted.
+/// Way on for Lanczos' method when the Krylov space of its start vector is exhausted.
 enum class Exhausted {
   stop,
   /// Goes on from a random vector that is orthogonal to all before. A Krylov space has one vector per distinct

@@ -196,7 +196,7 @@ class FisherMeter(Meter):
     symmetries : SymmetryGroup, optional
     every : int
     **options
-        Of :func:`ddc.geometry.spectrum`.
+        Options of :func:`ddc.geometry.spectrum`.
 
     Attributes
     ----------

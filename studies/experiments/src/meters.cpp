@@ -326,7 +326,7 @@ class ValidityMeter : public Meter {
           const bool per_coordinate = field == key + "exp_avg_sq";
           if (!per_coordinate && !field.starts_with(key + "head_sq.")) continue;
           auto second = tensor.detach().to(at::kCPU, at::kDouble);
-          // Of a head that has a matrix these are its eigenvalues.
+          // Eigenvalues of the matrix, where a head has one.
           if (!per_coordinate && second.size(-1) > 1) second = at::linalg_eigvalsh(second);
           table.add(field, (second.clamp_min(0) / correction).sqrt().add(group.eps).reciprocal());
         }
